@@ -44,12 +44,13 @@ class with_examples(build_py):
         for path in RESULTS: self.copy_file(str(path), str(folder/path.name))
 
 # the CPU core: one C++ file, once for each instruction set, as plain shared libraries that ctypes
-# loads. These flags stand behind Python's own, whose -fwrapv costs AVX2 a quarter of its speed; a
-# library holds those it was compiled with
+# loads. These flags stand behind Python's own, whose -fwrapv costs AVX2 a quarter of its speed; on
+# Linux a library holds those it was compiled with: for Apple's systems clang 14 refuses that
 SOURCE = 'dynattn/engine/native/core.cpp'
-FLAGS = ['-std=c++17', '-O3', '-g0', '-fno-wrapv', '-frecord-gcc-switches', '-ffp-contract=fast',
-         '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden', '-Wno-psabi',
+FLAGS = ['-std=c++17', '-O3', '-g0', '-fno-wrapv', '-ffp-contract=fast', '-fno-math-errno',
+         '-fno-trapping-math', '-fvisibility=hidden', '-Wno-psabi',
          f'-DSOURCE={zlib.crc32(Path(SOURCE).read_bytes())}']   # tells a library of an older file
+if sys.platform=='linux': FLAGS += ['-frecord-gcc-switches']
 SETS = dict(generic=[])
 if os.environ.get('DYNATTN_MACHINE', platform.machine()) in ('x86_64', 'AMD64'):
     SETS['avx2'] = ['-march=x86-64-v3']

@@ -39,8 +39,9 @@ def machine():
 
 @functools.cache
 def commit():
-    "Of the code that runs: a commit made meanwhile is another one."
-    try: return subprocess.run(['git','rev-parse','--short','HEAD'], cwd=RESULTS.parent, capture_output=True, text=True).stdout.strip()
+    "Of the code that runs: a commit made meanwhile is another one. None, and not that of a repository around it, of a download."
+    head = ['git', '--git-dir', RESULTS.parents[1]/'.git', 'rev-parse', '--short', 'HEAD']
+    try: return subprocess.run(head, capture_output=True, text=True).stdout.strip()
     except OSError: return ''  # a machine without git
 
 def own_process(*arguments):

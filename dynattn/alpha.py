@@ -162,7 +162,7 @@ def _pull(
 _library = torch.library.Library("dynattn", "FRAGMENT")
 if not hasattr(torch.ops.dynattn, "entmax"):  # a notebook may run this cell again
     _library.define("entmax(Tensor scores, Tensor eps) -> Tensor")
-    for kind in ('CPU', 'CUDA'): _library.impl("entmax", _forward, kind)
+    _library.impl("entmax", _forward, "CompositeExplicitAutograd") # on every device
     def _shape(scores, eps):
         return torch.empty_like(scores, memory_format=torch.contiguous_format)
     torch.library.register_fake("dynattn::entmax", _shape, lib=_library)
@@ -187,7 +187,9 @@ class _Entmax(torch.autograd.Function):
     def forward(scores, eps): # [...,M]; float, or broadcasts to [...,1]
         if type(scores) is Tensor and not (scores.is_meta or recorded()):
             return _forward(scores, eps)
-        if not isinstance(eps, Tensor): eps = scores.new_full((), eps, dtype=torch.float64)
+        if not isinstance(eps, Tensor): # Apple's GPUs have no float64
+            wide = torch.float32 if scores.device.type=='mps' else torch.float64
+            eps = scores.new_full((), eps, dtype=wide)
         return torch.ops.dynattn.entmax(scores, eps)
 
     @staticmethod

@@ -25,8 +25,8 @@ def _reach_back(window, heads):
     "How many tokens back each of the `heads` sees, a list; None is no limit."
     if window is None: return [None]*heads
     if isinstance(window, tuple): return [window[0]]*heads
-    own = window.bounds()[0]
-    exact = window.widened(torch.float64).bounds()[0]
+    own = window.bounds()[0].cpu()
+    exact = window.replace(sigma=window.sigma.cpu()).widened(torch.float64).bounds()[0]
     return torch.maximum(own, exact).expand(heads).tolist()
 
 # %% ../nbs/46_cache.ipynb #9d8080df

@@ -114,7 +114,7 @@ def _replicated(call):
 
 def _as_text(x):
     if not isinstance(x, Tensor): return str(x)
-    x = x.detach().double().cpu()
+    x = x.detach().cpu().double()
     if x.numel()<9: return str(x.tolist())
     return f"{list(x.shape)} of checksum {zlib.crc32(x.numpy().tobytes()):x}"
 

@@ -179,11 +179,12 @@ def sinusoidal_positions(
 ) -> Tensor: # [N,D], sines in the even columns, cosines in the odd
     "The wave positions of [Vaswani et al. 2017](https://arxiv.org/abs/1706.03762), section 3.5."
     if dim%2: raise ValueError(f"dim: expected an even width, got {dim}")
-    position = torch.arange(offset, offset+n, device=device, dtype=torch.float64)[:,None]
-    # [N,D/2]
-    angle = position * base**(-torch.arange(0, dim, 2, device=device, dtype=torch.float64)/dim)
+    exact = dict(device='cpu', dtype=torch.float64) # which not every device has
+    position = torch.arange(offset, offset+n, **exact)[:,None]
+    angle = position * base**(-torch.arange(0, dim, 2, **exact)/dim) # [N,D/2]
     positions = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
-    return positions.to(dtype or torch.get_default_dtype())
+    positions = positions.to(dtype or torch.get_default_dtype())
+    return positions.to(torch.get_default_device() if device is None else device)
 
 # %% ../nbs/02_parts.ipynb #be7dc4dd
 from .docstrings import explain_parameters

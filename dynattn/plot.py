@@ -154,7 +154,7 @@ def _array(x, name, shape):
         raise ValueError(f"{name}: expected [{shape}], got {list(t.shape)}")
     if not t.numel():
         raise ValueError(f"{name}: expected at least one number, got {list(t.shape)}")
-    return t.detach().to('cpu', torch.float64).numpy()
+    return t.detach().cpu().double().numpy()
 
 # %% ../nbs/00_plot.ipynb #b3ca40ff
 _GROUND = '#707070' # of cells that carry a number

@@ -50,7 +50,7 @@ def main():
     p.add_argument('--commit', help='of the runs (default: of this folder)')
     a = p.parse_args()
     from magika import Magika
-    head = ['git', '-C', str(RESULTS.parent), 'rev-parse', '--short', 'HEAD']
+    head = ['git', '--git-dir', RESULTS.parents[1]/'.git', 'rev-parse', '--short', 'HEAD']
     commit = a.commit or subprocess.run(head, capture_output=True, text=True).stdout.strip()
     magika = Magika()
     magika.identify_bytes(b'warm up\n'*99)

@@ -1,7 +1,7 @@
 """Every figure that a page tells must be one that the page shows or asserts: each number where the page reads measured rows, and
 elsewhere each decimal, and each number that describes a picture. What is given, and not measured, stands in `GIVEN` with its
 reason. And the list of rows whose code is gone counts what the files hold."""
-import bisect, csv, json, re, subprocess
+import bisect, csv, json, os, re, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 
@@ -143,7 +143,10 @@ def test_rows_whose_code_is_gone_are_counted(name, lost, of, commits):
 
 def test_rows_whose_code_is_gone_are_listed():
     "Where the history is at hand, as in a clone: every commit of a row is in it, or in the list."
-    def git(*words): return subprocess.run(['git', *words], cwd=ROOT, capture_output=True, text=True).stdout
+    def git(*words):
+        "What git says of this folder, not of one around it; nothing where there is no git."
+        try: return subprocess.run(['git', '--git-dir', ROOT/'.git', *words], capture_output=True, text=True).stdout
+        except OSError: return ''
     history = git('rev-list', 'HEAD').split()
     if len(history)<100 or git('rev-parse', '--is-shallow-repository').strip()!='false': return
     listed = {name: commits for name,_,_,commits in lost_rows()}
@@ -151,3 +154,15 @@ def test_rows_whose_code_is_gone_are_listed():
         commits = {r['commit'] for r in rows_of(path.name) if r.get('commit')}
         gone = {c for c in commits if not any(whole.startswith(c) for whole in history)}
         assert gone=={*listed.get(path.name, ())}, path.name
+
+@pytest.mark.parametrize('has_git', [True, False])
+def test_a_download_without_git_has_no_commit(tmp_path, has_git):
+    "Unpacked inside another repository, rows named a commit of that one."
+    around = tmp_path/'.git'
+    for folder in ('objects', 'refs'): (around/folder).mkdir(parents=True)
+    (around/'HEAD').write_text('1234567'+'0'*33+'\n', encoding='utf-8')
+    shutil.copytree(ROOT/'benchmarks', tmp_path/'dynattn main/benchmarks', ignore=shutil.ignore_patterns('results', '__pycache__'))
+    env = {**os.environ, **({} if has_git else {'PATH': str(tmp_path)})}
+    said = subprocess.run([sys.executable, '-c', 'import harness; print([harness.commit()])'], cwd=tmp_path/'dynattn main/benchmarks',
+                          env=env, capture_output=True, text=True)
+    assert said.stdout.strip()=="['']", said

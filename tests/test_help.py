@@ -99,8 +99,9 @@ def test_a_docstring_is_our_own(module):
 def own_sentence(cls, name):
     "The first line of the docstring that `help()` shows for a method or a property, if it is ours."
     for base in cls.__mro__:
-        if name not in vars(base) or not base.__module__.startswith('dynattn'): continue
-        found = first_line(plain(vars(base)[name]))
+        function = plain(vars(base).get(name))    # not a constant, whose docstring is that of its kind
+        if not inspect.isfunction(function) or not base.__module__.startswith('dynattn'): continue
+        found = first_line(function)
         if found and not found.startswith(('Parameters', 'Returns')): return found
     return ''
 

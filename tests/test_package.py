@@ -23,6 +23,26 @@ def wheel(tmp_path_factory):
     _run(sys.executable, '-m', 'build', '--no-isolation', '--outdir', d, d/'src')
     return next(d.glob('*.whl'))
 
+FLAGS_THERE = """
+import setuptools, sys
+from setuptools.command import bdist_wheel, build_ext, build_py # ask for the true platform
+sys.platform = sys.argv[1]
+setuptools.setup = lambda ext_modules, **ignored: print([core.extra_compile_args for core in ext_modules])
+exec(compile(open('setup.py', encoding='utf-8').read(), 'setup.py', 'exec'))
+"""
+
+@pytest.mark.skipif(not shutil.which('clang++'), reason='no clang++, which compiles for other systems')
+@pytest.mark.parametrize('platform,machine,target', [
+    ('darwin', 'arm64', 'arm64-apple-macos11'), ('darwin', 'x86_64', 'x86_64-apple-macos11'),
+    ('linux', 'aarch64', 'aarch64-linux-gnu'), ('linux', 'x86_64', 'x86_64-linux-gnu')])
+def test_compilers_of_other_systems_take_our_flags(platform, machine, target, tmp_path):
+    "Clang 14 refused one for Apple's, so no core was built there, silently"
+    there = os.environ | dict(DYNATTN_MACHINE=machine)
+    of_cores = ast.literal_eval(_run(sys.executable, '-c', FLAGS_THERE, platform, cwd=ROOT, env=there))
+    assert len(of_cores)==(4 if machine=='x86_64' else 1)
+    (tmp_path/'a.cpp').write_text('int f(int x) { return x; }')
+    for flags in of_cores: _run('clang++', f'--target={target}', '-stdlib=libc++', *flags, '-c', 'a.cpp', cwd=tmp_path)
+
 @pytest.fixture(scope='module')
 def python(wheel, tmp_path_factory):
     "An environment with the wheel and the distributions that it declares, and they in turn, without any extra; nothing else"

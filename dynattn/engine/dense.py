@@ -184,14 +184,15 @@ def dropout_factors(
     heads:Tensor, # [B,H,1,1] int64, number of each head in the batch
     rows:Tensor, # [R,1] int64, queries
     keys:Tensor, # [K] int64
-) -> Tensor: # [B,H,R,K] float64: 0, or 1/(1-p) where a weight is kept
+    dtype:torch.dtype=torch.float64, # of the result
+) -> Tensor: # [B,H,R,K]: 0, or 1/(1-p) where a weight is kept
     "They depend on the seed and the place only, so that every engine drops the same weights."
     x = _mixed((seed & 0xffffffff)+0x9e3779b9 & 0xffffffff)
     x = _mixed(x^(seed>>32))
     x = _mixed(x+heads*0x85ebca6b & 0xffffffff)
     x = _mixed(x+rows*0xc2b2ae35 & 0xffffffff)
     kept = (_mixed(x+keys*0x9e3779b1 & 0xffffffff)>>8) >= round(p*2**24)
-    return kept.double()/(1-p)
+    return kept.to(dtype)*(1/(1-p))
 
 def _dropped(weights, call): # [B,H,N,M]
     "The weights that dropout leaves."
@@ -199,8 +200,8 @@ def _dropped(weights, call): # [B,H,N,M]
     if seed is None: return weights*0. if p else weights
     b,h,n,m = weights.shape
     heads,rows,keys = (torch.arange(size, device=weights.device) for size in (b*h, n, m))
-    factors = dropout_factors(p, seed, heads.view(b, h, 1, 1), rows[:,None], keys)
-    return weights*factors.to(weights.dtype)
+    heads,rows = heads.view(b, h, 1, 1),rows[:,None]
+    return weights*dropout_factors(p, seed, heads, rows, keys, weights.dtype)
 
 
 # %% ../../nbs/engine/25_dense.ipynb #72b211d1

@@ -172,7 +172,8 @@ class RoutedCall(Call):
         super().__post_init__()
 
     @property
-    def takes_nested(self) -> bool:  # a plain call of nested tensors is PyTorch's
+    def takes_nested(self) -> bool:
+        "Whether nested tensors are handed on: a plain call of them is PyTorch's."
         return self.impl in ('auto','sdpa')
 
 # %% ../../nbs/engine/44_ops.ipynb #565ae8b7

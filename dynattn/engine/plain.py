@@ -169,8 +169,8 @@ def _by_strip(
         if x.seed is not None:
             place,_ = _places(plan, strip, x.q.device)
             queries = torch.arange(strip.first, strip.end, device=x.q.device)[:,None]
-            factors = dropout_factors(plan.dropout_p, x.seed, heads, queries+start, place+first_key)
-            weights = weights*factors.to(weights.dtype)
+            weights = weights*dropout_factors(
+                plan.dropout_p, x.seed, heads, queries+start, place+first_key, weights.dtype)
         elif plan.dropout_p: weights = weights*0. # p = 1
         yield mix_values(weights, values),lse
 
