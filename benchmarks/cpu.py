@@ -4,6 +4,7 @@ python benchmarks/cpu.py          a few minutes
 python benchmarks/cpu.py --full   all of it
 python benchmarks/cpu.py short    sequences of 32 to 1,024 tokens over plain attention
 python benchmarks/cpu.py packed query    many texts in one row; one query over a long cache
+python benchmarks/cpu.py --upto 256      no text is longer: to see that everything runs
 python benchmarks/cpu.py zeros    windows and alpha over plain attention, one thread and two, scores of two sizes
                                   (ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2: without AVX-512)
 Every peer is checked against the dense attention first; one that computes something else is not timed.
@@ -20,9 +21,14 @@ from dynattn.engine.dense import dense_attention
 from dynattn.engine.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
-from harness import CLOCK, Registry, append, count_cpu_time, in_turn, machine, seconds
+from harness import CLOCK, Registry, append, count_cpu_time, in_turn, own_process, seconds
 
 band = Registry()
+LONGEST = [2**62]   # `--upto`
+
+def within(*every):
+    "Those that are asked for; one of them at least, cut."
+    return [n for n in every if n<=LONGEST[0]] or [LONGEST[0]]
 
 def band_flops(n, width, d, heads, backward):
     "Operations that attention to `width` keys of each of `n` queries cannot do without; both passes are 3.5 times one."
@@ -152,8 +158,9 @@ def compare(full):
     "Peers in turn."
     ops,rows = able(),[]
     alone = CLOCK[0] is time.perf_counter  # else: others use the machine too
-    for N in (4096,) if not alone else (2048, 8192, 65536) if full else (2048, 8192):
+    for N in within(4096) if not alone else within(2048, 8192, 65536) if full else within(2048, 8192):
         for w in (64, 256, 512):
+            if 2*w>N: continue
             for backward in (False, True):
                 c = Case(N, w, H=8 if alone else 2, backward=backward)
                 big = N>8192
@@ -161,13 +168,14 @@ def compare(full):
                 for name,(s,limits,p) in in_turn(fns, c.flops, rounds=9 if alone else 3, budget=40.).items():
                     rows.append(dict(suite='compare', op=name, ms=round(s*1e3, 3), limits=round(limits, 3), peak_gflops=round(p/1e9, 1), **c.row()))
                     print(f"N={N} w={w} {'both' if backward else 'forward':8} {name:37} {s*1e3:9.1f} ms {limits:7.2f} limits", flush=True)
-    append('cpu.csv', rows)
+                append('cpu.csv', rows)
+                rows.clear()
 
 def mixed(full):
     "Eight heads of widths 16 to 2048 in one call, and each alone."
     widths = torch.tensor([16.,32,64,128,256,512,1024,2048])-.5
     for backward in (False, True):
-        c = Case(8192, 0, backward=backward)
+        c = Case(*within(8192), 0, backward=backward)
         q,k,v = c.tensors()
         def fn(heads):
             x,s = [t[:,heads].detach().clone().requires_grad_(backward) for t in (q,k,v)],widths[heads].clone().requires_grad_(backward)
@@ -189,23 +197,26 @@ def growth(full):
     for backward in (False, True):
         top = (20 if full else 18) if not backward else (18 if full else 16)
         if CLOCK[0] is not time.perf_counter: top = 16 if not backward else 15
-        ns,ts,rows = [2**i for i in range(12, top+1)],[],[]
+        ns,ts,rows = within(*(2**i for i in range(12, top+1))),[],[]
         for N in ns:
             c = Case(N, 256, H=2, backward=backward)
             s,limits,p = in_turn({'x': ours(c)}, c.flops, rounds=3)['x']
             ts.append(limits)  # in limits of one N, so that the machine's mood cancels
             rows.append(dict(suite='growth', op='dynattn.banded', ms=round(s*1e3, 3), limits=round(limits, 3), peak_gflops=round(p/1e9, 1), **c.row()))
             print(f"N={N} {'both' if backward else 'forward'} {s*1e3:.0f} ms {limits:.2f} limits", flush=True)
-        e = exponent(ns, [t*n for t,n in zip(ts, ns)])
-        rows.append(dict(suite='growth exponent, time', op='dynattn.banded', value=round(e, 4), **replace(c, N=0).row()))
-        append('cpu.csv', rows); print(f"time grows as N^{e:.3f}", flush=True)
+        if len(ns)>1:
+            e = exponent(ns, [t*n for t,n in zip(ts, ns)])
+            rows.append(dict(suite='growth exponent, time', op='dynattn.banded', value=round(e, 4), **replace(c, N=0).row()))
+            print(f"time grows as N^{e:.3f}", flush=True)
+        append('cpu.csv', rows)
 
 def training(full):
     "A batch as one trains on: 8 sequences of 100 to 1024 tokens, a width for each head and sequence; with and without dropout."
-    c = Case(1024, 64, B=8, backward=True)
+    N, = within(1024)
+    c = Case(N, 64, B=8, backward=True)
     q,k,v = c.tensors()
     g = torch.Generator().manual_seed(1)
-    pad = PaddingMask.from_lengths(torch.randint(100, 1025, (8,), generator=g), 1024)
+    pad = PaddingMask.from_lengths(torch.randint(100*N//1024, N+1, (8,), generator=g), N)
     sigma = (16+100*torch.rand(8, 8, generator=g)).requires_grad_()
     fns = {'dynattn.attention': step(lambda: attention(q, k, v, padding=pad, window=Window.default(sigma)), (q,k,v,sigma), True),
            'SDPA, padding only': step(lambda: F.scaled_dot_product_attention(q, k, v, pad.sdpa()), (q,k,v), True),
@@ -236,9 +247,9 @@ def resident(name, N, w, backward):
 
 def memory(full):
     names = ['dynattn.banded','unfold + SDPA','local-attention','Longformer sliding chunks']
-    rows,N = [],65536 if full else 16384
+    rows,(N,) = [],within(65536 if full else 16384)
     for backward in (False, True):
-        ours_too = [('dynattn.banded', n) for n in (4096, 16384, 65536, *((262144,) if full else ()))]
+        ours_too = [('dynattn.banded', n) for n in within(4096, 16384, 65536, *((262144,) if full else ()))]
         mb = {}
         for name,n in dict.fromkeys([(x, N) for x in names]+ours_too):
             r = subprocess.run([sys.executable, __file__, '--resident', name, str(n), '256', str(int(backward))], capture_output=True, text=True)
@@ -320,7 +331,7 @@ def short_table():
     "Windows and alpha over plain attention at 4,096 tokens."
     rows = []
     for H,d in ((8, 64), (12, 32)):
-        for N in SHORT:
+        for N in within(*SHORT):
             for backward in (False, True):
                 def case(w): return Case(N, w, B=TOKENS//N, H=H, d=d, backward=backward)
                 fns = {('SDPA, no window', 0): plain(case(0)),
@@ -338,7 +349,7 @@ def short_table():
 def short_peers(full):
     "The grid of lengths and widths, with those who have a window; theirs are hard. `value` is the time over ours."
     ops,rows = able({'local-attention','unfold + SDPA','FlexAttention, compiled'}),[]
-    for N in (*SHORT, 2048, 4096, 8192):
+    for N in within(*SHORT, 2048, 4096, 8192):
         for w in (16, 64, 256):
             if w>=N: continue
             for backward in (False, True):
@@ -362,7 +373,7 @@ def short_batches():
             eight,one = (Case(N, w, B=TOKENS//N, backward=backward) for N in (512, 4096))
             t = medians({'eight': soft(eight), 'one': soft(one)})
             rows.append(short_row('dynattn.attention, eight of 512 over one of 4096', eight, t['eight'], t['eight']/t['one'], 'short batches'))
-    for N in (64, 256, 1024):
+    for N in within(64, 256, 1024):
         for backward in (False, True):
             c = Case(N, N//8, B=TOKENS//N, backward=backward)
             q,k,v = c.tensors()
@@ -398,7 +409,7 @@ def short_calls():
     code = ("import time, torch; from dynattn.engine.ops import attention; from dynattn.window import Window; x = torch.randn(3, 1, 8, 16, 64)\n"
             "s = torch.full((1,8), 3.5, requires_grad=True); t = time.perf_counter()\n"
             "attention(*x, window=Window.default(s)).sum().backward(); print(time.perf_counter()-t)")
-    times = [float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT).stdout) for _ in range(3)]
+    times = [float(own_process('-c', code)) for _ in range(3)]
     rows.append(short_row('dynattn.attention, first call of a process', replace(c, backward=True), min(times), min(times), 'short calls'))
     return rows
 
@@ -411,11 +422,12 @@ def short(full):
 def packed(full):
     "Sixteen texts of uneven length in one row of 8,192 tokens, over sixteen of 512 as a batch (`value`)."
     g,rows = torch.Generator().manual_seed(2),[]
-    ends = torch.cat([torch.randperm(8191, generator=g)[:15].sort().values+1, torch.tensor([8192])])
-    ids = torch.searchsorted(ends, torch.arange(8192), right=True)[None]
+    N, = within(8192)
+    ends = torch.cat([torch.randperm(N-1, generator=g)[:15].sort().values+1, torch.tensor([N])])
+    ids = torch.searchsorted(ends, torch.arange(N), right=True)[None]
     for w in (16, 64):
         for backward in (False, True):
-            one,batch = Case(8192, w, backward=backward),Case(512, w, B=16, backward=backward)
+            one,batch = Case(N, w, backward=backward),Case(N//16, w, B=16, backward=backward)
             for kind in ('hard', 'soft'):
                 def run(c, **options):
                     q,k,v = c.tensors()
@@ -435,7 +447,7 @@ def query(full):
     kinds = {'hard window': dict(window=64), 'soft window': dict(window=Window.default(sigma)),
              'four widths': dict(window=Window.default(torch.tensor([7.5,31.5,63.5,255.5]*2))),
              'alpha': dict(window=64, alpha=1.5), 'leading tokens': dict(window=64, n_global=4), 'sink': dict(window=64, sink=torch.zeros(8))}
-    for M in (2048, 8192, 32768, 131072):
+    for M in within(2048, 8192, 32768, 131072):
         c = Case(M, 64)
         q,k,v = c.tensors()
         q,near = q[:,:,-1:],[x[:,:,-65:].clone() for x in (k, v)]
@@ -454,7 +466,7 @@ def busy(full):
     """Beside as many processes as the machine has cores, which multiply matrices: `value` is the time over that of a
     quiet machine, ours and SDPA's, both passes."""
     rows,code = [],"import torch\ntorch.set_num_threads(1)\nx = torch.randn(500, 500)\nwhile True: x@x"
-    cases = [Case(N, N//8, B=TOKENS//N, backward=True) for N in (128, 512, 4096)]
+    cases = [Case(N, N//8, B=TOKENS//N, backward=True) for N in within(128, 512, 4096)]
     fns = {(op,c.N): f(c) for c in cases for op,f in (('SDPA, no window', plain), ('dynattn.attention, soft window', soft))}
     quiet = medians(fns)
     others = [subprocess.Popen([sys.executable, '-c', code]) for _ in range(os.cpu_count())]
@@ -489,7 +501,7 @@ def zeros(full):
     threads,rows = torch.get_num_threads(),[]
     for number in (1, 2):
         torch.set_num_threads(number)
-        for N in (64, 256, 1024, 4096):
+        for N in within(64, 256, 1024, 4096):
             for std in (1, 2):
                 for backward in (False, True):
                     c,x = Case(N, 0, B=TOKENS//N, backward=backward),rows_of_heads(Case(N, 0, B=TOKENS//N, backward=backward), std)
@@ -506,11 +518,15 @@ suites = dict(short=short, packed=packed, query=query, busy=busy, zeros=zeros, c
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument('suites', nargs='*', help=f"of {', '.join(suites)} (default: all)")
+    a.add_argument('suites', nargs='*', metavar='SUITE', help=f"of {', '.join(suites)} (default: all)")
     a.add_argument('--full', action='store_true', help="larger N, and all peers")
     a.add_argument('--cpu-time', action='store_true', help="one thread and processor time, smaller shapes: for a machine that is busy")
+    a.add_argument('--upto', type=int, help="no text is longer [no limit]; below 512 some peers cannot run")
     a.add_argument('--resident', nargs=4, help=argparse.SUPPRESS)
     args = a.parse_args()
+    unknown = [s for s in args.suites if s not in suites]
+    if unknown: a.error(f"SUITE: expected some of {', '.join(suites)}, got {', '.join(unknown)}")
+    if args.upto: LONGEST[0] = args.upto
     if args.cpu_time: count_cpu_time()
     if args.resident: name,n,w,b = args.resident; resident(name, int(n), int(w), b=='1')
     else:

@@ -7,10 +7,10 @@
 The attention suite: alpha learned per head (1.1 to 1.9), no window, 4,096 tokens a batch, forward and forward and backward, beside plain
 `F.scaled_dot_product_attention` and `entmax15` of the entmax package between two products. Processor time is counted with one thread.
 """
-import argparse, os, statistics, subprocess, sys, time
+import argparse, os, statistics, time
 from pathlib import Path
 import torch, torch.nn.functional as F, entmax as package
-from harness import RESULTS, append
+from harness import RESULTS, append, own_process
 from dynattn import attention, dense_attention
 from dynattn.alpha import entmax
 
@@ -107,6 +107,7 @@ def attention_suite(a, about):
     check_attention()
     for H,d in ((8,64),(12,32)):
         for N in (32,64,128,256,512,1024):
+            if N>a.upto: break
             ms = time_attention(N, H, d, a.rounds, a.threads)
             for name,pair in ms.items():
                 ratios = [round(x/y, 2) for x,y in zip(pair, ms['SDPA'])]
@@ -116,11 +117,15 @@ def attention_suite(a, about):
 
 def main():
     global SHAPE
-    p = argparse.ArgumentParser()
-    p.add_argument('--threads', type=int, default=1); p.add_argument('--rounds', type=int, default=15)
-    p.add_argument('--machine', default='unnamed CPU'); p.add_argument('--peak', help=argparse.SUPPRESS)
-    p.add_argument('--shape', type=int, nargs=4, default=SHAPE); p.add_argument('--suite', choices=('rows', 'attention'), default='rows')
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--threads', type=int, default=1)
+    p.add_argument('--rounds', type=int, default=15)
+    p.add_argument('--machine', default='unnamed CPU')
+    p.add_argument('--shape', type=int, nargs=4, default=SHAPE)
+    p.add_argument('--suite', choices=('rows', 'attention'), default='rows')
+    p.add_argument('--upto', type=int, default=1024, help='no longer text in the suite attention [1024]')
     p.add_argument('--out', type=Path, default=RESULTS/'entmax_cpu.csv')
+    p.add_argument('--peak', help=argparse.SUPPRESS)
     a = p.parse_args()
     SHAPE = tuple(a.shape)
     torch.set_num_threads(a.threads)
@@ -131,7 +136,7 @@ def main():
     for name in OPS: check(name)
     ms,median = times(a.rounds),statistics.median
     for name,(_,peer,*_) in OPS.items():
-        mb = float(subprocess.run([sys.executable,__file__,'--threads',str(a.threads),'--shape',*map(str, SHAPE),'--peak',name], capture_output=True, text=True, check=True).stdout)
+        mb = float(own_process(__file__, '--threads', a.threads, '--shape', *SHAPE, '--peak', name))
         against = lambda o: round(median(x/y for x,y in zip(ms[name], ms[o])), 3)
         row = dict(zip(ROWS[6:], [name, 'x'.join(map(str, SHAPE)), 'float32', 'fwd+bwd', round(median(ms[name]), 2), round(mb, 1),
             round(mb/(torch.Size(SHAPE).numel()*4/2**20), 2), against('softmax'), peer, peer and against(peer)]))

@@ -10,7 +10,7 @@ python benchmarks/gpu.py --dry-run          both at toy sizes in Triton's interp
 Each peer is checked against the dense attention in float64 first; one that computes something else is not timed. Peers run in turn,
 medians of CUDA events. After each case its rows are appended to benchmarks/results/gpu.csv with the machine and its limits as measured
 here; a peer that could not run has a row that says why."""
-import argparse, csv, functools, math, os, statistics, sys, time
+import argparse, functools, math, os, statistics, sys, time
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -25,7 +25,7 @@ from dynattn.engine.triton.entmax import entmax_attention, _forward, _tile_sizes
 from dynattn.engine.triton.primitives import _served
 from dynattn.engine.triton.window import windowed_attention
 from dynattn.window import Window
-from harness import RESULTS, Registry, append, machine, rows_of, write
+from harness import Registry, append, machine, rows_of, write
 
 DEV,DTYPE = ('cpu',torch.float32) if DRY else ('cuda',torch.bfloat16)
 softmax_ops,entmax_ops = Registry(),Registry()
@@ -469,10 +469,7 @@ def entmax_cases():
 
 def done(file):
     "Cases that the file has of this machine, as (suite, fields of `Case.row`)."
-    path = RESULTS/file
-    if not path.exists(): return set()
-    with open(path, encoding='utf-8') as f: rows = [*csv.DictReader(f)]
-    here = [r for r in rows if r['machine']==machine() and r['torch']==torch.__version__]
+    here = [r for r in rows_of(file) if r['machine']==machine() and r['torch']==torch.__version__]
     return {(r['suite'],*(r[name] for name in ('B','H','N','d','w','dtype'))) for r in here}
 
 def main(suites, file, minutes):

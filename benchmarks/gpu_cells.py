@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from unittest.mock import MagicMock
 import torch
-from harness import append, rows_of
+from harness import append, part_of, rows_of
 
 if not torch.cuda.is_available(): os.environ['TRITON_INTERPRET'] = '1'
 
@@ -73,9 +73,9 @@ def main(chapter, to, only_cuda, part=0, parts=1):
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument('chapter', help="its number: 40, 41 or 42")
+    a.add_argument('chapter', choices=('40','41','42'), help="its number")
     a.add_argument('--to', help="a CSV file to append to (default: none)")
     a.add_argument('--cuda', action='store_true', help="only the cells for a GPU, and what makes their names")
-    a.add_argument('--part', default='0/1', help="0/4: every fourth of the cells for a GPU (default: all)")
+    a.add_argument('--part', type=part_of, default='0/1', help="0/4: every fourth of the cells for a GPU (default: all)")
     args = a.parse_args()
-    main(args.chapter, args.to and os.path.abspath(args.to), args.cuda, *map(int, args.part.split('/')))
+    main(args.chapter, args.to and os.path.abspath(args.to), args.cuda, *args.part)

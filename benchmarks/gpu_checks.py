@@ -15,7 +15,7 @@ if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are importe
 import torch
 import dynattn
 from dynattn import PaddingMask, Window
-from harness import ask_all
+from harness import ask_all, part_of
 
 DEV = 'cpu' if DRY else 'cuda'
 DTYPES = (torch.float32,) if DRY else (torch.bfloat16, torch.float32)   # the interpreter's NumPy has no bfloat16
@@ -152,10 +152,10 @@ if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--only', choices=('right','refused','again','memory'), help="one kind of question (default: all)")
     a.add_argument('--to', help="a CSV file to append to (default: none)")
-    a.add_argument('--part', default='0/1', help="0/4: the first of four parts, which may run side by side (default: all)")
+    a.add_argument('--part', type=part_of, default='0/1', help="0/4: the first of four parts, which may run side by side (default: all)")
     a.add_argument('--seconds', type=float, default=1e9, help="ask nothing more after so many")
     a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs")
     args = a.parse_args()
     if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu_checks.py needs a GPU; --dry-run does not")
-    asked = questions(args.only, *map(int, args.part.split('/')))
+    asked = questions(args.only, *args.part)
     ask_all(asked, args.to and os.path.abspath(args.to), args.seconds)

@@ -12,7 +12,7 @@ import dynattn
 from torch import nn
 from dynattn import MultiheadAttention, Window
 from dynattn.hf import add_windows
-from harness import ask_all
+from harness import ask_all, part_of
 
 DEV = 'cuda' if torch.cuda.is_available() else 'cpu'
 programs = {}
@@ -170,8 +170,8 @@ if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--only', default='', help="programs whose name holds this")
     a.add_argument('--to', help="a CSV file to append to (default: none)")
-    a.add_argument('--part', default='0/1', help="0/4: the first of four parts, which may run side by side (default: all)")
+    a.add_argument('--part', type=part_of, default='0/1', help="0/4: the first of four parts, which may run side by side (default: all)")
     args = a.parse_args()
-    part,parts = map(int, args.part.split('/'))
+    first,parts = args.part
     asked = [('program', compare, name, dtype) for name in programs if args.only in name for dtype in (torch.float32, torch.bfloat16)]
-    ask_all(asked[part::parts], args.to and os.path.abspath(args.to))
+    ask_all(asked[first::parts], args.to and os.path.abspath(args.to))

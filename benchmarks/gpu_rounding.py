@@ -3,7 +3,7 @@
 python benchmarks/gpu_rounding.py       a row for each size of a tile, into benchmarks/results/gpu_rounding.csv
 The case is that of chapter 41 over 131,072 tokens. The output is rounded where the kernel rounds it: each weight beside the greatest
 score that a row has seen so far, then the sum. All else is exact, so what is off is these roundings' doing."""
-import math, os, sys
+import argparse, math, os, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 import torch
 from dynattn.window import Window
@@ -36,6 +36,9 @@ def gradients(head, keys):
     return exact,rounded
 
 if __name__=='__main__':
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('--tokens', type=int, default=N)
+    N = a.parse_args().tokens
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
     q,k,v,dout = (torch.randn(1, 2, N, D, generator=draw).bfloat16() for _ in range(4))

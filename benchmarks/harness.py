@@ -1,7 +1,8 @@
 "What every benchmark shares: the limit, peers in turn, medians, and rows of a CSV that names the machine."
-import csv, functools, os, platform, statistics, subprocess, sys, time, traceback
+import argparse, csv, functools, io, os, platform, statistics, subprocess, sys, time, traceback
 from dataclasses import dataclass, field
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Callable
 import torch
@@ -43,6 +44,17 @@ def commit():
     try: return subprocess.run(head, capture_output=True, text=True).stdout.strip()
     except OSError: return ''  # a machine without git
 
+def own_process(*arguments):
+    "What Python prints in a process of its own; what goes wrong there is seen here."
+    env = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, *map(str, arguments)], env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+def folder_of(package):
+    "Of a package that holds a model or texts, found without importing it; without it the program ends."
+    found = find_spec(package)
+    if found is None: sys.exit(f"{sys.argv[0]} needs a package that is not installed: pip install {package.replace('_', '-')}")
+    return Path(found.origin).parent
+
 _square = {}
 def peak(n=None, dtype=torch.float32, runs=3):
     "Operations per second of a square matrix product, the best of some: what the machine gives at this moment."
@@ -70,27 +82,53 @@ FIELDS = 'date machine torch commit suite op pass B H N d w dtype ms limits peak
 
 def rows_of(file):
     "The rows of a CSV of `RESULTS`, or of an absolute path; none where there is no file."
-    path = RESULTS/file
-    if not path.exists(): return []
-    with open(path, newline='', encoding='utf-8') as f: return list(csv.DictReader(f))
+    columns,rows = _read(RESULTS/file)
+    return [dict(zip(columns, values)) for values in rows]
+
+def _read(path):
+    "Columns and rows of a CSV. One that was cut off is an error: the next row would be written into it."
+    if not path.exists(): return [],[]
+    with open(path, newline='', encoding='utf-8') as f: text = f.read()
+    read = csv.reader(io.StringIO(text, newline=''))
+    columns,rows = next(read, []),[]
+    for values in filter(None, read):
+        rows.append(values)
+        if len(values)!=len(columns): break
+    is_whole = not rows or len(rows[-1])==len(columns)
+    if is_whole and (not text or text.endswith('\n')): return columns,rows
+    raise ValueError(f"{path}: expected {len(columns)} values and an end of the line, got in line {read.line_num} "
+                     f"{','.join(rows[-1] if rows else columns)[:80]!r}; take that line out to go on")
 
 def write(file, rows, fields=None, mode='w'):
-    "Rows in place of what the CSV held, in the columns of the first one if none are named; what is not given stays empty."
-    rows,path = list(rows),RESULTS/file
+    """Rows in place of what the CSV held, in the columns of the first one if none are named; what is not given stays empty.
+    What cannot be written is printed: it may have taken hours to measure."""
+    rows,path,text = list(rows),RESULTS/file,io.StringIO(newline='')
     fields = list(fields or rows[0])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begun = rows_of(path) if mode=='a' else []
-    if begun and list(begun[0])!=fields: raise ValueError(f"{path}: expected the columns {list(begun[0])}, got {fields}")
-    with open(path, mode, newline='', encoding='utf-8') as f:
-        w = csv.DictWriter(f, fields, lineterminator='\n')
+    try:
+        begun = _read(path)[0] if mode=='a' else []
+        if begun and begun!=fields: raise ValueError(f"{path}: expected the columns {begun}, got {fields}")
+        w = csv.DictWriter(text, fields, lineterminator='\n')
         if not begun: w.writeheader()
         w.writerows(rows)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name+'.new')      # in place of the old one when it is whole
+        with open(path if mode=='a' else new, mode, newline='', encoding='utf-8') as f: f.write(text.getvalue())
+        if mode=='w': new.replace(path)
+    except (OSError, ValueError):
+        print(f'not written to {path}:', *rows, sep='\n', file=sys.stderr, flush=True)
+        raise
 
 def append(file, rows, fields=FIELDS):
     "Rows behind those of the CSV, each with the day, the machine, PyTorch and the commit; `fields=None`: and its own columns."
     same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
     rows = [{**same, **row} for row in rows]
     if rows: write(file, rows, fields, 'a')
+
+def part_of(text):
+    "Of an option: '1/4', the second of four."
+    first,_,parts = text.partition('/')
+    if first.isdecimal() and parts.isdecimal() and int(first)<int(parts): return int(first),int(parts)
+    raise argparse.ArgumentTypeError(f'expected a part such as 0/4, 1/4, 2/4 or 3/4, got {text}')
 
 def ask_all(questions, to=None, seconds=1e9):
     "Ask (kind, function, case, dtype) one after the other, a row for each as soon as it is answered; ends the program, with 1 where one does not hold."

@@ -6,7 +6,7 @@ MiniLM's shape, a small ModernBERT and a small Llama; prefill and a training ste
 ways are timed in turn in one process on one thread, in time of the process; a row is the median ratio of its rounds.
 
     python benchmarks/hf_speed.py              # writes results/hf_speed.csv
-    python benchmarks/hf_speed.py --rounds 5
+    python benchmarks/hf_speed.py --rounds 5 --models T5    # its rows; those of other models stay
 """
 import argparse, statistics, time, warnings
 from datetime import date
@@ -16,7 +16,7 @@ from transformers import (BertConfig, BertModel, LlamaConfig, LlamaModel, Modern
                           T5Config, T5EncoderModel)
 from transformers.utils import logging
 from dynattn import hf
-from harness import RESULTS, commit, machine, write
+from harness import RESULTS, commit, machine, rows_of, write
 
 SIZES = dict(vocab_size=1000, num_hidden_layers=4, max_position_embeddings=2048, pad_token_id=0)
 MODELS = {
@@ -110,6 +110,7 @@ def main():
     torch.set_num_threads(1)
     hf.register()
     rows = [row for name in args.models for row in measure(name, args.rounds)]
-    write(args.to.absolute(), rows)
+    others = [row for row in rows_of(args.to.absolute()) if row['model'] not in args.models]
+    write(args.to.absolute(), [*others, *rows], list(rows[0]))
 
 if __name__=='__main__': main()

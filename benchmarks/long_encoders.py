@@ -8,17 +8,18 @@ one process; the peak memory is that of a fresh process for each way.
     python benchmarks/long_encoders.py                      # base, 512 to 8,192 tokens, appends to results/long_encoders.csv
     python benchmarks/long_encoders.py --model large --lengths 512 2048 --threads 1 --dtype bfloat16
 """
-import argparse, json, re, statistics, subprocess, sys, time, warnings
+import argparse, json, re, statistics, time, warnings
 from datetime import date
 from pathlib import Path
 import torch
 from transformers import AttentionInterface, ModernBertConfig, ModernBertModel
 from transformers.utils import logging
 from dynattn import hf
-from harness import RESULTS, append, commit, machine
+from harness import RESULTS, append, commit, machine, own_process
 
 SHAPES = dict(base=dict(hidden_size=768, num_hidden_layers=22, num_attention_heads=12, intermediate_size=1152),
-              large=dict(hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, intermediate_size=2624))
+              large=dict(hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, intermediate_size=2624),
+              tiny=dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64))   # to see that it runs
 SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 WAYS = 'sdpa','eager','switched','windows','values'
 BATCHES = {'one text': [1.], 'four texts, padded': [1.,.8,.5,.25]}
@@ -46,9 +47,7 @@ def states(model, batch): return model(**batch).last_hidden_state
 def peak_gib(way, args, kind, tokens):
     "Memory that a call takes at most, beyond what the loaded model takes, in a process of its own."
     asked = json.dumps(dict(way=way, shape=args.model, dtype=args.dtype, kind=kind, tokens=tokens, threads=args.threads))
-    r = subprocess.run([sys.executable, __file__, '--one', asked], capture_output=True, text=True)
-    if r.returncode: raise RuntimeError(r.stderr)
-    return float(r.stdout.split()[-1])
+    return float(own_process(__file__, '--one', asked).split()[-1])
 
 def one(way, shape, dtype, kind, tokens, threads):
     torch.set_num_threads(threads)

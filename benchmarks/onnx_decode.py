@@ -7,7 +7,7 @@
 A text of the standard library is read; after each length every model writes 16 more tokens, in turn. A narrowed graph is
 timed only if it writes the same 64 greedy tokens as PyTorch with a WindowedCache. Rows: benchmarks/results/onnx_decode.csv
 and onnx_healed.csv."""
-import argparse, os, statistics, subprocess, sys, time
+import argparse, os, statistics, sys, time
 from pathlib import Path
 import numpy as np
 os.environ['HF_HUB_OFFLINE'] = '1'
@@ -22,15 +22,15 @@ from dynattn.hf.narrowing import Distance, NarrowOptions, set_widths, without_wi
 from dynattn.hf.saving import load_pretrained
 from dynattn.export.graph import export
 from dynattn.export.runtime import OnnxModel
-from narrow import append, rows_of, smollm2
+from harness import own_process
+from narrow import append, learned_rows, smollm2
 
 SINKS,SIZES,NEW = 4,'64,256,512,1024,2043',16
 FIELDS = 'suite model weights tokens threads prompt_s ms cache_bytes weight_bytes peak_bytes'.split()
 
 def learned(): # widths [30][3]
-    rows = [r for r in rows_of('narrow_widths.csv') if (r['keep'],r['seed'])==('0.25','0')]
     widths = [[0.]*3 for _ in range(30)]
-    for r in rows: widths[int(r['layer'])][int(r['head'])] = min(float(r['width']), 2043.)
+    for r in learned_rows(.25, 0): widths[int(r['layer'])][int(r['head'])] = min(float(r['width']), 2043.)
     return widths
 
 def rounded(widths):
@@ -126,9 +126,9 @@ def peaks(runs, weights, tokens):
     rows = []
     for name in ('full', 'narrow', 'rounded'):
         folder = runs/f'{name}-{weights}'
-        r = subprocess.run([sys.executable, '-c', code, folder, str(tokens)], capture_output=True, text=True, check=True)
+        told = own_process('-c', code, folder, tokens)
         rows.append({**dict.fromkeys(FIELDS, ''), **dict(suite='peak', model=name, weights=weights, tokens=tokens,
-                    threads=2, weight_bytes=weight_bytes(folder), peak_bytes=int(r.stdout))})
+                    threads=2, weight_bytes=weight_bytes(folder), peak_bytes=int(told))})
         print(rows[-1], flush=True)
     append('onnx_decode.csv', rows)
 

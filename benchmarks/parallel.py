@@ -83,6 +83,8 @@ def main():
     if options.work:
         rank,size,store,tokens,rounds = options.work
         return work(int(rank), int(size), store, int(tokens), int(rounds))
+    uneven = [(n, size) for n in options.tokens for size in options.ranks if n%size]
+    if uneven: parser.error('--tokens: expected multiples of the ranks, got {} for {}'.format(*uneven[0]))
     done = {(r['commit'], r['tokens'], r['ranks']) for r in rows_of('parallel.csv')}
     for tokens in options.tokens:
         for size in options.ranks:

@@ -20,7 +20,7 @@ import torch, torch.nn.functional as F
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from dynattn import attention, everywhere
 from dynattn.engine import faster
-from harness import CLOCK, append, count_cpu_time, rows_of
+from harness import CLOCK, RESULTS, append, count_cpu_time, rows_of
 
 FILE,CHAPTER,CELL = 'plain.csv',Path(__file__).parents[1]/'nbs/engine/36_faster.ipynb','e5a30001'
 FIELDS = 'date machine torch commit set way dtype mask gradient B H N M d pytorch_us ratio Hkv'.split()
@@ -145,14 +145,18 @@ def main():
     p.add_argument('--threads', type=int, default=1)
     p.add_argument('--one', action='store_true')
     p.add_argument('--mask')
+    p.add_argument('--shapes', type=int, help='only the first so many [all]')
     p.add_argument('--quick', action='store_true')
     p.add_argument('--store', action='store_true')
     args = p.parse_args()
-    if args.store: return store(rows_of(FILE))
+    if args.store:
+        if not rows_of(FILE): p.error(f'--store: expected rows in {RESULTS/FILE}, got none')
+        return store(rows_of(FILE))
     if args.threads==1: count_cpu_time()
     torch.set_num_threads(args.threads)
     with mock.patch.object(everywhere, 'core_is_faster', lambda *args, **kwargs: True):
         if args.quick: return list(measure(QUICK, DTYPES[:2], 2))
-        for shape in SHAPES if not args.one else [s for s in SHAPES if s[2]==1]: append(FILE, list(measure([shape], DTYPES, 5, args.mask)), FIELDS)
+        shapes = [s for s in SHAPES if s[2]==1] if args.one else SHAPES
+        for shape in shapes[:args.shapes]: append(FILE, list(measure([shape], DTYPES, 5, args.mask)), FIELDS)
 
 if __name__=='__main__': main()

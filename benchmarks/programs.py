@@ -1,7 +1,7 @@
 """Whole programs with one line more: their time with `dynattn.everywhere` or as flash_attn, divided by their own.
 
     python benchmarks/programs.py                    # appends rows for this machine to results/programs.csv
-    python benchmarks/programs.py --only ModernBERT  # those whose name begins so
+    python benchmarks/programs.py --only ModernBERT  # those whose name begins so; --upto 512: those of no more tokens
     python benchmarks/programs.py --nanochat DIR     # a checkout of nanochat: its own training step, too
 
 One thread, by the time of its processor; both ways in turn, the least of some rounds each. Models are of real shapes with
@@ -216,6 +216,7 @@ if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--only', default='', help="programs whose name begins so")
     a.add_argument('--nanochat', help="folder of a checkout of nanochat")
+    a.add_argument('--upto', type=int, default=2**20, help="programs of no more tokens")
     a.add_argument('--rounds', type=int, default=5)
     a.add_argument('--patience', type=float, default=60., help="seconds of processor time after which no further round begins")
     args = a.parse_args()
@@ -223,7 +224,7 @@ if __name__=='__main__':
     transformers.logging.set_verbosity_error()
     count_cpu_time()
     for name,n,make in programs():
-        if not name.startswith(args.only): continue
+        if n>args.upto or not name.startswith(args.only): continue
         torch.manual_seed(0)
         run = make()
         with everywhere(): run()
@@ -232,6 +233,7 @@ if __name__=='__main__':
         least,given = timed(dict(own=switched(run, False), mine=switched(run, True)), args.rounds, args.patience)
         note(name, n, 'everywhere', least, given, served, left)
     for n in (512, 1024, 2048, 4096) if args.nanochat else ():
+        if n>args.upto: break
         for pattern in ('SSSL','L'):
             name = f'nanochat trains, {pattern}'
             if not name.startswith(args.only): continue

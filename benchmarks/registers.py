@@ -78,7 +78,7 @@ if __name__=='__main__':
     a.add_argument('--suite', choices=('window','entmax'), help="default: both")
     a.add_argument('--target', type=int, choices=(80,86,89,90,100,120), default=90, help="compute capability, times ten")
     a.add_argument('--d', type=int, nargs='*', help="default: 64 128 256")
-    a.add_argument('--dtype', default='bfloat16')
+    a.add_argument('--dtype', default='bfloat16', choices=('bfloat16','float16','float32'))
     a.add_argument('--window', choices=('soft','hard','table'), help="default: soft and hard")
     a.add_argument('--packed', action='store_true', help="several texts in a row instead of a leading token; needs --quick")
     a.add_argument('--quick', action='store_true', help="d 64 if none is given, nothing written")

@@ -2,9 +2,9 @@
 
     python benchmarks/survey.py            # the table and FLOPs from 2^9 to 2^20, on the meta device: about two minutes
     python benchmarks/survey.py new        # only systems that were registered since
-    python benchmarks/survey.py packages   # what is installed of the packages that say causal=True
+    python benchmarks/survey.py packages   # what is installed of the packages that say causal=True; the rows of others stay
 """
-import sys, warnings
+import argparse, warnings
 from functools import partial
 from importlib.metadata import version
 import torch, torch.nn.functional as F
@@ -107,18 +107,26 @@ PACKAGES = [  # distribution, what, layer, call
     ('st-moe-pytorch', 'MoE, top 2', st_moe, first),
 ]
 
-def packages(trials=20):
+def packages(trials):
+    "A row for each layer; what is not installed keeps its row."
+    known = {(r['package'], r['layer']): r for r in harness.rows_of('survey_packages.csv')}
     for name,what,make,call in PACKAGES:
         torch.manual_seed(0)
         try: layer = Layer(make, call)
-        except ImportError: print(f"{name} is not installed"); continue
+        except ImportError:
+            print(f'{name} is not installed')
+            if (name,what) in known: yield known[name,what]
+            continue
         found = [causality(layer, 32, width=16, seeds=[s]) for s in range(trials)]
         worst = max(found, key=lambda v: (['yes','leaks','no'].index(v), v.change))
         yield dict(package=name, version=version(name), layer=what, verdict=str(worst), leaking=sum(v!='yes' for v in found), trials=trials, change=f"{max(v.change for v in found):.2g}", torch=torch.__version__)
 
 if __name__=='__main__':
     warnings.simplefilter('ignore')
-    if sys.argv[1:]==['packages']: harness.write('survey_packages.csv', packages())
-    elif sys.argv[1:]==['new']: harness.write('survey.csv', [*harness.rows_of('survey.csv'), *table(new())])
-    elif not sys.argv[1:]: harness.write('survey.csv', table(load().values()))
-    else: sys.exit(__doc__)
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('what', nargs='?', choices=('all','new','packages'), default='all')
+    a.add_argument('--trials', type=int, default=20, help='weights that each package is asked with [20]')
+    args = a.parse_args()
+    if args.what=='all': harness.write('survey.csv', table(load().values()))
+    elif args.what=='new': harness.write('survey.csv', [*harness.rows_of('survey.csv'), *table(new())])
+    else: harness.write('survey_packages.csv', packages(args.trials))

@@ -4,7 +4,7 @@
 
 For each threshold it prints the time at half, at twice and at four times its value over the time at its value: medians of
 runs in turn in one process. A number well below 1 says that another value suits this machine better."""
-import os, re, statistics, subprocess, sys, tempfile, time
+import argparse, os, re, statistics, subprocess, tempfile, time
 from contextlib import contextmanager
 from ctypes import CDLL
 from dataclasses import dataclass
@@ -84,9 +84,7 @@ def compiled(name, value, folder):
     wide = ['-mprefer-vector-width=512'] if core.library().dynattn_vector()==64 else []
     flags = '-std=c++17 -O3 -shared -fPIC -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi'
     subprocess.run([os.environ.get('CXX', 'c++'), *flags.split(), *wide, path, '-o', path.with_suffix('.so'), '-pthread'], check=True)
-    lib = CDLL(str(path.with_suffix('.so')))
-    lib.dynattn_forward.restype = lib.dynattn_backward.restype = None
-    return lib
+    return core._typed(CDLL(str(path.with_suffix('.so'))))
 
 @contextmanager
 def having(file, name, value, libraries):
@@ -95,7 +93,7 @@ def having(file, name, value, libraries):
     else: swapped = patch.object(MODULES[file], name, value)
     with swapped: yield
 
-def measure(name, t, rounds=9):
+def measure(name, t, rounds):
     "call -> value -> median seconds."
     value = value_of(name, t.file)
     values = [value//2,value,value*2,value*4]
@@ -112,15 +110,18 @@ def measure(name, t, rounds=9):
             yield label,{v: statistics.median(x) for v,x in times.items()}
 
 def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('names', nargs='*', metavar='NAME', help=f"of {', '.join(THRESHOLDS)} (default: all)")
+    a.add_argument('--rounds', type=int, default=9)
+    args = a.parse_args()
+    unknown = [name for name in args.names if name not in THRESHOLDS]
+    if unknown: a.error(f"NAME: expected some of {', '.join(THRESHOLDS)}, got {', '.join(unknown)}")
     torch.manual_seed(0)
-    chosen = sys.argv[1:] or list(THRESHOLDS)
-    unknown = [name for name in chosen if name not in THRESHOLDS]
-    if unknown: raise SystemExit(f"expected names of {', '.join(THRESHOLDS)}, got {', '.join(unknown)}")
     print(machine())
-    for name in chosen:
+    for name in args.names or THRESHOLDS:
         t = THRESHOLDS[name]
         print(f'{name} ({t.file}): {t.decides}')
-        for label,seconds in measure(name, t):
+        for label,seconds in measure(name, t, args.rounds):
             value = sorted(seconds)[1]
             others = '   '.join(f'{v:,}: {s/seconds[value]:.2f}' for v,s in seconds.items() if v!=value)
             print(f'    {label:14} {value:,}: {1e3*seconds[value]:.3f} ms   {others}', flush=True)

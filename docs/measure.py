@@ -23,6 +23,9 @@ def machine():
 def main(*wanted):
     names = ['index.ipynb', *(c.path.as_posix() for c in book.chapters())]
     seconds,megabytes = ({n: x for n,x in book.times().get(kind, {}).items() if n in names} for kind in ('seconds', 'megabytes'))
+    wanted = [n.removeprefix('nbs/') for n in wanted]
+    unknown = [n for n in wanted if n not in names]
+    if unknown: sys.exit(f"notebook: expected some of {', '.join(names)}, got {', '.join(unknown)}")
     for n in wanted or names:
         seconds[n],megabytes[n] = cost(n)
         print(f'{seconds[n]:6.1f} s {megabytes[n]:6} MB  {n}', flush=True)

@@ -44,12 +44,12 @@ def compared(run, magika, commit):
         magika_ms_a_file=f'{1000*spent/len(files):.1f}')
 
 def main():
-    from magika import Magika
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument('runs', nargs='+', type=Path)
     p.add_argument('--to', type=Path, default=RESULTS/'file_types.csv')
     p.add_argument('--commit', help='of the runs (default: of this folder)')
     a = p.parse_args()
+    from magika import Magika
     head = ['git', '--git-dir', RESULTS.parents[1]/'.git', 'rev-parse', '--short', 'HEAD']
     commit = a.commit or subprocess.run(head, capture_output=True, text=True).stdout.strip()
     magika = Magika()

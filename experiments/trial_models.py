@@ -55,7 +55,8 @@ def prepare(folder):
     tokenizer = make_tokenizer(texts)
     tokenizer.save_pretrained(folder/'tokenizer')
     ids = [i for row in tokenizer(texts).input_ids for i in [0, *row]]
-    torch.save(torch.tensor(ids, dtype=torch.int16), saved)
+    torch.save(torch.tensor(ids, dtype=torch.int16), saved.with_suffix('.new'))
+    saved.with_suffix('.new').replace(saved)
     return tokenizer,ids
 
 # --- what is remembered -----------------------------------------------------

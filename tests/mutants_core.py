@@ -188,9 +188,7 @@ def run(numbers, examples=150):
             assert i<0 or source.count(old)>=1,f'not in core.cpp: {old}'
             path = Path(folder)/f'{i}.cpp'
             path.write_text(source.replace(old, new, 1) if i>=0 else source, encoding='utf-8')
-            lib = ctypes.CDLL(str(sanitize_native.build(folder, '', path=path)))
-            lib.dynattn_forward.restype = lib.dynattn_backward.restype = lib.dynattn_entmax.restype = ctypes.c_bool
-            lib.dynattn_entmax.argtypes = core.library().dynattn_entmax.argtypes
+            lib = core._typed(ctypes.CDLL(str(sanitize_native.build(folder, '', path=path))))
             pipe,end = os.pipe()
             pid = os.fork()
             if not pid:

@@ -88,6 +88,17 @@ def _of_others():
     return reasons and f'; of another version: {reasons}'
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb40
+def _typed(lib):
+    "The library; its functions take and return what they have in C++."
+    for f in (lib.dynattn_forward, lib.dynattn_backward, lib.dynattn_entmax, lib.dynattn_tiles):
+        f.restype = ctypes.c_bool
+    lib.dynattn_largest_score.restype = ctypes.c_double
+    lib.dynattn_forward_within.restype = ctypes.c_int64
+    lib.dynattn_read_mask.restype = ctypes.c_int64
+    lib.dynattn_read_mask.argtypes = [*[ctypes.c_void_p]*3, ctypes.c_int64, ctypes.c_void_p]
+    lib.dynattn_entmax.argtypes = [ctypes.c_void_p]*5+[ctypes.c_int64]*5+[ctypes.c_void_p]
+    return lib
+
 @cache
 def library() -> ctypes.CDLL|None:
     "The compiled core for this processor, or for an older one of its kind; None without one."
@@ -97,14 +108,8 @@ def library() -> ctypes.CDLL|None:
         if why := _mismatch(lib):
             _others[os.path.basename(path)] = why
             continue
-        for f in (lib.dynattn_forward, lib.dynattn_backward, lib.dynattn_entmax, lib.dynattn_tiles):
-            f.restype = ctypes.c_bool
+        _typed(lib)
         if path.endswith('core_amx.so') and not lib.dynattn_tiles(): continue # no such processor
-        lib.dynattn_largest_score.restype = ctypes.c_double
-        lib.dynattn_forward_within.restype = ctypes.c_int64
-        lib.dynattn_read_mask.restype = ctypes.c_int64
-        lib.dynattn_read_mask.argtypes = [*[ctypes.c_void_p]*3, ctypes.c_int64, ctypes.c_void_p]
-        lib.dynattn_entmax.argtypes = [ctypes.c_void_p]*5+[ctypes.c_int64]*5+[ctypes.c_void_p]
         return lib
     asked = _asked()
     if asked not in ('0','1'):  # nothing else is taken in its place
