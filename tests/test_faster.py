@@ -4,7 +4,7 @@ from itertools import product
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
 from conftest import ROOT
-from dynattn import attention, dense_attention, native
+from dynattn import PaddingMask, attention, dense_attention, native
 from dynattn.engine import faster, ops
 from dynattn.engine.ops import choose
 
@@ -45,6 +45,19 @@ def test_prog5_a_narrow_window_has_lines_of_its_own(monkeypatch):
     row = dict(set='a', dtype='bfloat16', mask='window 64', gradient='0', B='1', H='1', Hkv='1', d='8', ratio='.5')
     assert plain.table([row | dict(N='512', M='512')])=={('a','bfloat16','narrow',False,'many'): 512*512}
     assert plain.table([row | dict(N='256', M='256')])=={}
+
+@pytest.mark.skipif(not native.info()['native'], reason='no compiled core')
+@pytest.mark.parametrize('faster_here', [True, False])
+def test_padding_in_half_precision_is_chosen_by_the_table(monkeypatch, faster_here):
+    "In float32 the mask that PyTorch would need costs more than the core"
+    monkeypatch.setattr(ops, 'core_is_faster', lambda *args, **kwargs: faster_here)
+    padding = PaddingMask(torch.arange(40)<torch.tensor([[40],[25]]))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        q,k,v = leaves(dtype=dtype)
+        chosen = 'banded' if faster_here or dtype==torch.float32 else 'sdpa'
+        assert choose(q, k, v, padding=padding)==chosen
+        exact = dense_attention(q.double(), k.double(), v.double(), padding=padding)
+        assert_close(attention(q, k, v, padding=padding).double(), exact, atol=2e-2, rtol=0)
 
 @pytest.mark.parametrize('mask', ['padding', 'padding half'])
 def test_padding_has_lines_of_its_own(monkeypatch, mask):

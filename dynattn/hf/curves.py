@@ -289,7 +289,7 @@ class _Layer:
             moved = moved.unflatten(1, (heads,-1)).sum(2)
             moved = moved.masked_fill(leading[...,start:stop,None], 0)
             if not together: moved = moved.square()
-            found = found+moved.sum(2).double()/odds
+            found = found+moved.sum(2).cpu().double()/odds
         return found.square() if together else found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0054
@@ -514,7 +514,7 @@ def _add_text(found, model, layers, i, batch, width, options): # layers: name ->
         where = _not_finite(model, batch) or f"the gradient of {name}"
         raise ValueError(f"model: expected finite costs for text {i}, "
                          f"got nan or inf from {where}")
-    rows = torch.cat([lost[m] for m in layers.values()], 1).cpu()/2              # [B,K,W]
+    rows = torch.cat([lost[m] for m in layers.values()], 1)/2                    # [B,K,W]
     if 'asked' in batch: asks = batch['asked'].bool().any(1).cpu()
     else: asks = torch.zeros(len(rows), dtype=torch.bool)
     more = dict(counts=[lost[m].shape[1] for m in layers.values()], done=i+1)
