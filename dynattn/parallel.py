@@ -6,7 +6,7 @@
 __all__ = ['RankError', 'Ranks', 'from_rank', 'attention', 'sum_gradients']
 
 # %% ../nbs/60_parallel.ipynb #77b38fb5
-import zlib
+import weakref, zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,9 +44,17 @@ class Ranks:
         if not isinstance(group, dist.ProcessGroup):
             raise TypeError("group: expected a ProcessGroup, a DeviceMesh or None, "
                             f"got {type(group).__name__}")
-        self.group = group
+        # a graph that holds the group would keep its threads beyond `destroy_process_group`
+        self._group = weakref.ref(group)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+
+    @property
+    def group(self):
+        "The process group, as long as it is not destroyed."
+        group = self._group()
+        if group is None: raise RuntimeError("the process group is destroyed")
+        return group
 
     @contextmanager
     def expecting(self,
@@ -79,11 +87,11 @@ class Ranks:
     ) -> dict: # `receives`
         "Send and receive."
         steps = []
-        for op,tensors in ((dist.irecv, receives), (dist.isend, sends)):
-            for r,x in tensors.items():
-                if not x.numel(): continue
-                steps.append(dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group))
         with self.expecting(what):
+            for op,tensors in ((dist.irecv, receives), (dist.isend, sends)):
+                for r,x in tensors.items():
+                    if not x.numel(): continue
+                    steps.append(dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group))
             for work in dist.batch_isend_irecv(steps) if steps else (): work.wait()
         return receives
 

@@ -66,3 +66,22 @@ dist.destroy_process_group()
     both_ways = 2*2*widths*2*8*4 # to both sides, keys and values, there and back
     outer,inner,last = run(3, tmp_path/'store', '-c', code)
     assert inner==(0, f'{both_ways} {both_ways}\n') and outer==last==(0, f'{both_ways//2} {both_ways//2}\n'), (outer, inner, last)
+
+def test_a_graph_does_not_keep_the_process_group(tmp_path):
+    "Or its threads would live into the interpreter's end, where one that still holds a tensor aborts the process."
+    code = START+"""
+import weakref
+group = weakref.ref(dist.group.WORLD)
+q = torch.randn(1, 2, 6, 4, requires_grad=True)
+width = torch.tensor([2., 3.], requires_grad=True)
+def attend(): return parallel.attention(q, q, q, window=Window.default(width), n_global=1, alpha=1.5)
+done,late = attend(),attend()
+done.sum().backward()
+dist.destroy_process_group()
+print(group(), flush=True)
+try: late.sum().backward()
+except parallel.RankError as error: print(error, flush=True)
+"""
+    for r,(status,out) in enumerate(run(2, tmp_path/'store', '-c', code)):
+        gone,error = out.splitlines()
+        assert (status,gone)==(0, 'None') and error.startswith(f'rank {r}: expected') and error.endswith('the process group is destroyed')
