@@ -76,7 +76,7 @@ GIVEN = {
     '80_worth.ipynb': '128',                                    # a setting of experiments/foresight.py
     'engine/31_plan.ipynb': '3.5',                              # a worked example
     'engine/33_native.core.ipynb': '1.05 2.7 2.9',              # a constant of the core; chapter 90 asserts the others
-    'engine/36_faster.ipynb': '15',                             # `kind_of_queries`
+    'engine/36_faster.ipynb': '31',                             # `kind_of_queries`
     'engine/42_triton.entmax.ipynb': '14 66',                   # settings of AdaSplash-2
     'export/68_graph.ipynb': '2,043',                           # a size of --sizes
     'guide/02_heads.ipynb': '30 2,048 1,801 16',                # the model, its texts

@@ -20,15 +20,18 @@ LEAST_PAIRS = {
     ('amx', 'bfloat16', False, False, 'many'): 50331648,
     ('amx', 'bfloat16', False, False, 'one'): 131072,
     ('amx', 'bfloat16', False, False, 'shared'): 28672,
-    ('amx', 'bfloat16', False, True, 'few'): 131072,
-    ('amx', 'bfloat16', False, True, 'many'): 3072,
+    ('amx', 'bfloat16', False, True, 'few'): 65536,
+    ('amx', 'bfloat16', False, True, 'many'): 12288,
     ('amx', 'bfloat16', True, False, 'many'): 3145728,
-    ('amx', 'bfloat16', True, True, 'many'): 3072,
+    ('amx', 'bfloat16', True, True, 'few'): 3072,
+    ('amx', 'bfloat16', True, True, 'many'): 12288,
     ('amx', 'float16', 'padded', False, 'many'): 1572864,
     ('amx', 'float16', 'padded', True, 'many'): 12288,
     ('amx', 'float16', False, False, 'one'): 32768,
     ('amx', 'float16', False, False, 'shared'): 1792,
-    ('amx', 'float16', True, True, 'many'): 3072,
+    ('amx', 'float16', False, True, 'few'): 524288,
+    ('amx', 'float16', True, True, 'few'): 3072,
+    ('amx', 'float16', True, True, 'many'): 12288,
     ('amx', 'float32', 'narrow', False, 'many'): 1048576,
     ('amx', 'float32', 'padded', False, 'many'): 1572864,
     ('amx', 'float32', 'padded', True, 'many'): 1048576,
@@ -49,36 +52,82 @@ LEAST_PAIRS = {
     ('avx2', 'bfloat16', False, True, 'one'): 4096,
     ('avx2', 'bfloat16', True, False, 'many'): 196608,
     ('avx2', 'bfloat16', True, True, 'many'): 49152,
-    ('avx2', 'float16', False, False, 'few'): 16384,
-    ('avx2', 'float16', False, False, 'many'): 3072,
+    ('avx2', 'float16', False, False, 'few'): 3072,
+    ('avx2', 'float16', False, False, 'many'): 12288,
     ('avx2', 'float16', False, False, 'one'): 4096,
-    ('avx2', 'float16', False, True, 'few'): 16384,
-    ('avx2', 'float16', False, True, 'many'): 3072,
+    ('avx2', 'float16', False, True, 'few'): 3072,
+    ('avx2', 'float16', False, True, 'many'): 12288,
     ('avx2', 'float16', False, True, 'one'): 4096,
-    ('avx2', 'float16', True, False, 'many'): 3072,
-    ('avx2', 'float16', True, True, 'many'): 3072,
+    ('avx2', 'float16', True, False, 'few'): 3072,
+    ('avx2', 'float16', True, False, 'many'): 12288,
+    ('avx2', 'float16', True, True, 'few'): 3072,
+    ('avx2', 'float16', True, True, 'many'): 12288,
     ('avx2', 'float32', 'narrow', False, 'many'): 262144,
     ('avx2', 'float32', 'padded', False, 'many'): 196608,
     ('avx2', 'float32', False, True, 'many'): 50331648,
     ('avx2', 'float32', True, False, 'many'): 196608,
     ('avx2', 'float32', True, True, 'many'): 98304,
-    ('avx2', 'float64', False, False, 'many'): 1048576,
+    ('avx2', 'float64', False, False, 'many'): 49152,
+    ('avx2', 'float64', False, True, 'few'): 524288,
     ('avx2', 'float64', False, True, 'many'): 196608,
     ('avx2', 'float64', True, False, 'many'): 49152,
     ('avx2', 'float64', True, True, 'many'): 49152,
+    ('avx512', 'bfloat16', 'narrow', False, 'many'): 262144,
+    ('avx512', 'bfloat16', 'padded', False, 'many'): 49152,
+    ('avx512', 'bfloat16', 'padded', True, 'many'): 12288,
+    ('avx512', 'bfloat16', False, False, 'few'): 262144,
     ('avx512', 'bfloat16', False, False, 'many'): 12288,
     ('avx512', 'bfloat16', False, False, 'one'): 4096,
-    ('avx512', 'bfloat16', False, True, 'many'): 3072,
+    ('avx512', 'bfloat16', False, False, 'shared'): 1152,
+    ('avx512', 'bfloat16', False, True, 'few'): 3072,
+    ('avx512', 'bfloat16', False, True, 'many'): 12288,
+    ('avx512', 'bfloat16', False, True, 'one'): 4096,
+    ('avx512', 'bfloat16', False, True, 'shared'): 1152,
+    ('avx512', 'bfloat16', True, False, 'few'): 3072,
     ('avx512', 'bfloat16', True, False, 'many'): 12288,
-    ('avx512', 'float32', 'narrow', False, 'many'): 1048576,
-    ('avx512', 'float32', 'padded', False, 'many'): 1572864,
+    ('avx512', 'bfloat16', True, True, 'few'): 3072,
+    ('avx512', 'bfloat16', True, True, 'many'): 12288,
+    ('avx512', 'float16', 'padded', False, 'many'): 49152,
+    ('avx512', 'float16', 'padded', True, 'many'): 12288,
+    ('avx512', 'float16', False, False, 'few'): 3072,
+    ('avx512', 'float16', False, False, 'many'): 12288,
+    ('avx512', 'float16', False, False, 'one'): 4096,
+    ('avx512', 'float16', False, False, 'shared'): 1152,
+    ('avx512', 'float16', False, True, 'few'): 3072,
+    ('avx512', 'float16', False, True, 'many'): 12288,
+    ('avx512', 'float16', False, True, 'one'): 4096,
+    ('avx512', 'float16', False, True, 'shared'): 1152,
+    ('avx512', 'float16', True, False, 'few'): 3072,
+    ('avx512', 'float16', True, False, 'many'): 12288,
+    ('avx512', 'float16', True, True, 'few'): 3072,
+    ('avx512', 'float16', True, True, 'many'): 12288,
+    ('avx512', 'float32', 'narrow', False, 'many'): 262144,
+    ('avx512', 'float32', 'padded', False, 'many'): 49152,
+    ('avx512', 'float32', 'padded', True, 'many'): 49152,
+    ('avx512', 'float32', False, False, 'few'): 524288,
     ('avx512', 'float32', False, False, 'many'): 49152,
     ('avx512', 'float32', False, False, 'one'): 131072,
+    ('avx512', 'float32', False, False, 'shared'): 4096,
     ('avx512', 'float32', False, True, 'many'): 49152,
-    ('avx512', 'float32', True, False, 'many'): 49152,
+    ('avx512', 'float32', False, True, 'shared'): 131072,
+    ('avx512', 'float32', True, False, 'many'): 12288,
+    ('avx512', 'float32', True, True, 'many'): 49152,
+    ('avx512', 'float64', 'padded', False, 'many'): 49152,
+    ('avx512', 'float64', 'padded', True, 'many'): 49152,
+    ('avx512', 'float64', False, False, 'few'): 524288,
+    ('avx512', 'float64', False, False, 'many'): 12288,
+    ('avx512', 'float64', False, False, 'one'): 32768,
+    ('avx512', 'float64', False, False, 'shared'): 4096,
+    ('avx512', 'float64', False, True, 'few'): 524288,
+    ('avx512', 'float64', False, True, 'many'): 12288,
+    ('avx512', 'float64', False, True, 'shared'): 73728,
+    ('avx512', 'float64', True, False, 'few'): 3072,
+    ('avx512', 'float64', True, False, 'many'): 12288,
+    ('avx512', 'float64', True, True, 'many'): 12288,
     ('avx512+amx', 'bfloat16', 'narrow', False, 'many'): 50331648,
     ('avx512+amx', 'bfloat16', 'padded', True, 'many'): 50331648,
     ('avx512+amx', 'bfloat16', False, False, 'shared'): 28672,
+    ('avx512+amx', 'bfloat16', True, True, 'few'): 3072,
     ('avx512+amx', 'float16', 'padded', False, 'many'): 1048576,
     ('avx512+amx', 'float16', 'padded', True, 'many'): 49152,
     ('avx512+amx', 'float16', False, False, 'one'): 32768,
@@ -117,7 +166,7 @@ def kind_of_queries(
 ) -> str: # 'one', 'shared', 'few' or 'many'
     "How many queries share a vector of the core, or a key that is read, in a word."
     if n==1: return 'one' if heads==1 else 'shared'
-    return 'few' if n<16 else 'many'
+    return 'few' if n<32 else 'many'
 
 _NAMES = {getattr(torch, name): name for name in ('float32','float64','bfloat16','float16')}
 
@@ -134,16 +183,14 @@ def core_is_faster(
     instructions = instruction_set() # None has no line
     dtype = _NAMES.get(q.dtype)
     queries = kind_of_queries(n, h//max(k.shape[1], 1))
-    least = LEAST_PAIRS.get((instructions, dtype, causal, learns, queries))
-    if least is None and causal: # what is hidden is left out
-        least = LEAST_PAIRS.get((instructions, dtype, False, learns, queries))
-    if least is None and queries=='shared': # keys are read once for several heads
-        least = LEAST_PAIRS.get((instructions, dtype, False, learns, 'one'))
-    pairs = b*h*n*k.shape[2]
-    leasts = [least]
-    for hides,holds in (('narrow', narrow), ('padded', padded)):
-        if holds: leasts.append(LEAST_PAIRS.get((instructions, dtype, hides, learns, queries)))
-    return any(least is not None and pairs>=least for least in leasts)
+    def line(hides, queries=queries):
+        return LEAST_PAIRS.get((instructions, dtype, hides, learns, queries))
+    least = line('padded') if padded else None # padding has to be found first
+    if least is None: least = line(causal)
+    if least is None and causal: least = line(False) # what is hidden is left out
+    if least is None and queries=='shared': least = line(False, 'one') # keys are read once for all
+    leasts = least,line('narrow') if narrow else None
+    return any(least is not None and b*h*n*k.shape[2]>=least for least in leasts)
 
 # %% ../../nbs/engine/36_faster.ipynb #672c0a4d
 from ..docstrings import explain_parameters
