@@ -269,6 +269,12 @@ def test_every_stub_is_called_and_solved():
         stub = re.search(r'^def (\w+)\([^)]*\): \.\.\.', turn, re.M)[1]
         assert f'({stub})   # take the first # away' in turn and f'def {stub}_solved(' in '\n'.join(map(source, page.of('Solutions')))
 
+def test_every_exercise_of_the_path_has_a_hint():
+    "Folded, below the call of its test, and without the solution's name"
+    for page in PAGES:
+        hints = [t for t in texts(page.of('Your turn')) if t.startswith('<details><summary>Hint</summary>')]
+        assert len(hints)==1 and len(hints[0].split())>8 and '_solved' not in hints[0], page.path
+
 # The sentence
 
 def bank():
