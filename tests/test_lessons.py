@@ -196,6 +196,13 @@ def test_the_front_page_says_how_long_the_path_takes():
     minutes = sum(page.minutes for page in PAGES)+len(PAGES)
     assert abs(hours[told]-minutes)<=15, f'{told}: {minutes} minutes are counted'
 
+@pytest.mark.parametrize('has,link', [('`nn.TransformerEncoder`', '04_layer.ipynb'), ('GPU', '../engine/44_ops.ipynb'), ('class to teach', '../01_padding.ipynb')])
+def test_the_table_of_the_guide_has_a_row_for_each_stranger(has, link):
+    "In the first column stands what somebody has, in the last where to go"
+    table = source(book.read('guide/03_which.ipynb')['cells'][1])
+    rows = [line.strip('| ').split(' | ') for line in table.splitlines() if line.startswith('|')]
+    assert any(has in row[0] and f'({link})' in row[-1] for row in rows), has
+
 def reads(page): return [source(c) for c in page.cells if 'How the sentence and its scores are read' in source(c)]
 def test_all_lessons_read_the_sentence_alike(): assert len({*sum(map(reads, PAGES+BEHIND), [])})==1
 
