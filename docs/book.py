@@ -28,7 +28,7 @@ PARTS = {           # their notebooks, in order: a folder, or numbers at the top
 GROUPS = {          # one line each, for the page of a group
     'Try it': 'Half a minute on your own text, and what ninety heads of a language model need.',
     'Use it': 'A page for what you have: a program, a layer, a model of Hugging Face, a cache, long documents, another library.',
-    'Understand it': 'Six lessons, one after the other, and the question whether it pays.',
+    'Understand it': 'Six lessons, one after the other, each with an exercise and its solution, and the question whether it pays.',
     'Behind the lessons': 'The measures, the curve, the gradient, two reports, seven windows that came before, α.',
     'Library': 'The code as it is told: the engine, the layers, Hugging Face, the programs.',
     'Survey': 'Thirty-three efficient transformers, each built and measured.',

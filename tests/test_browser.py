@@ -106,6 +106,16 @@ def test_a_link_opens_the_part_that_it_leads_to(tab, url):
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.evaluate(shut)==0 and not tab.complaints
 
+def test_on_paper_nothing_stands_upon_the_text(tab, url):
+    "The link that skips to the content is fixed, so each page of a print had it on its last lines; and a drawing stays with its numbers"
+    tab.goto(url+'smoothing.html')
+    style = "([of, what]) => getComputedStyle(document.querySelector(of))[what]"
+    tab.emulate_media(media='print')
+    assert tab.evaluate(style, ['.skip-to-content', 'display'])=='none'
+    assert tab.evaluate(style, ['.dynattn-widget', 'breakInside'])=='avoid'
+    tab.emulate_media(media='screen')
+    assert tab.evaluate(style, ['.skip-to-content', 'display'])!='none'       # by the keyboard it is still reached
+
 # What a reader may type, and the pages of which one should stand among the first three
 QUERIES = {
     'window per head': 'sigma window modules hf/windows encoder guide/layer', 'train sigma': 'sigma window vanishing guide/layer',

@@ -196,6 +196,13 @@ def test_the_front_page_says_how_long_the_path_takes():
     minutes = sum(page.minutes for page in PAGES)+len(PAGES)
     assert abs(hours[told]-minutes)<=15, f'{told}: {minutes} minutes are counted'
 
+@pytest.mark.parametrize('has,link', [('`nn.TransformerEncoder`', '04_layer.ipynb'), ('GPU', '../engine/44_ops.ipynb'), ('class to teach', '../01_padding.ipynb')])
+def test_the_table_of_the_guide_has_a_row_for_each_stranger(has, link):
+    "In the first column stands what somebody has, in the last where to go"
+    table = source(book.read('guide/03_which.ipynb')['cells'][1])
+    rows = [line.strip('| ').split(' | ') for line in table.splitlines() if line.startswith('|')]
+    assert any(has in row[0] and f'({link})' in row[-1] for row in rows), has
+
 def reads(page): return [source(c) for c in page.cells if 'How the sentence and its scores are read' in source(c)]
 def test_all_lessons_read_the_sentence_alike(): assert len({*sum(map(reads, PAGES+BEHIND), [])})==1
 
@@ -268,6 +275,12 @@ def test_every_stub_is_called_and_solved():
         turn = '\n'.join(map(source, codes(page.of('Your turn'))))
         stub = re.search(r'^def (\w+)\([^)]*\): \.\.\.', turn, re.M)[1]
         assert f'({stub})   # take the first # away' in turn and f'def {stub}_solved(' in '\n'.join(map(source, page.of('Solutions')))
+
+def test_every_exercise_of_the_path_has_a_hint():
+    "Folded, below the call of its test, and without the solution's name"
+    for page in PAGES:
+        hints = [t for t in texts(page.of('Your turn')) if t.startswith('<details><summary>Hint</summary>')]
+        assert len(hints)==1 and len(hints[0].split())>8 and '_solved' not in hints[0], page.path
 
 # The sentence
 
