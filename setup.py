@@ -55,7 +55,8 @@ SETS = dict(generic=[])
 if os.environ.get('DYNATTN_MACHINE', platform.machine()) in ('x86_64', 'AMD64'):
     SETS['avx2'] = ['-march=x86-64-v3']
     SETS['avx512'] = ['-march=x86-64-v4', '-mprefer-vector-width=512']
-    SETS['amx'] = [*SETS['avx512'], '-mavx512bf16', '-mamx-tile', '-mamx-bf16']
+    SETS['bf16'] = [*SETS['avx512'], '-mavx512bf16']
+    SETS['amx'] = [*SETS['bf16'], '-mamx-tile', '-mamx-bf16']
 CORE = [Extension(f'dynattn.engine.native.core_{name}', [SOURCE], language='c++', optional=True,
                   extra_compile_args=FLAGS+flags, extra_link_args=['-pthread'])
         for name,flags in SETS.items()]

@@ -4,6 +4,7 @@
     python benchmarks/plain.py --threads 2   # the same with two threads, by the clock
     python benchmarks/plain.py --one         # only calls of one query, as decoding has them
     python benchmarks/plain.py --mask 'padding half'  # only calls with this mask
+    python benchmarks/plain.py --dtype bfloat16       # only this dtype
     python benchmarks/plain.py --quick       # a few shapes in half a minute; prints, writes nothing
     python benchmarks/plain.py --store       # writes the table of nbs/engine/36_faster.ipynb; then nbdev_export
 
@@ -107,7 +108,7 @@ def measure(shapes, dtypes, rounds, only=None):
                 both = peers(way, *leaves, options, learns, torch.randn_like(q))
                 check(both, .05 if dtype.itemsize==2 else 1e-4)
                 times,us = ratio(*both, rounds=2 if B*H*N*M>=2**24 else rounds)
-                row = dict(set=faster.instruction_set(), way=way, dtype=str(dtype)[6:], mask=mask,
+                row = dict(set=faster._lines_for(dtype), way=way, dtype=str(dtype)[6:], mask=mask,
                            gradient=int(learns), B=B, H=H, N=N, M=M, d=d, pytorch_us=us, ratio=times, Hkv=Hkv)
                 kind = f"{mask or 'plain'}{' with gradient' if learns else ''}"
                 print(f"{way:10} {row['dtype']:8} {kind:20} {(B,H,N,M,d,*shared)!s:24} {us:9.0f} us  {times:.2f}", flush=True)
@@ -145,6 +146,7 @@ def main():
     p.add_argument('--threads', type=int, default=1)
     p.add_argument('--one', action='store_true')
     p.add_argument('--mask')
+    p.add_argument('--dtype', choices=[str(x)[6:] for x in DTYPES])
     p.add_argument('--shapes', type=int, help='only the first so many [all]')
     p.add_argument('--quick', action='store_true')
     p.add_argument('--store', action='store_true')
@@ -157,6 +159,7 @@ def main():
     with mock.patch.object(everywhere, 'core_is_faster', lambda *args, **kwargs: True):
         if args.quick: return list(measure(QUICK, DTYPES[:2], 2))
         shapes = [s for s in SHAPES if s[2]==1] if args.one else SHAPES
-        for shape in shapes[:args.shapes]: append(FILE, list(measure([shape], DTYPES, 5, args.mask)), FIELDS)
+        dtypes = [getattr(torch, args.dtype)] if args.dtype else DTYPES
+        for shape in shapes[:args.shapes]: append(FILE, list(measure([shape], dtypes, 5, args.mask)), FIELDS)
 
 if __name__=='__main__': main()

@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MACHINES = {    # what each sets; the instruction set that it needs
     'core-amx': (dict(DYNATTN_NATIVE='amx'), 'AVX512'),             # without tiles: as core-avx512
+    'core-bf16': (dict(DYNATTN_NATIVE='bf16'), 'AVX512'),           # without such products: as core-avx512
     'core-avx512': (dict(DYNATTN_NATIVE='avx512'), 'AVX512'),
     'core-avx2': (dict(DYNATTN_NATIVE='avx2'), 'AVX2'),
     'core-generic': (dict(DYNATTN_NATIVE='generic'), None),

@@ -407,7 +407,7 @@ def test_never_slower_for_being_asked_to_do_less(name, causal, learns):
     All but the narrow window are compared where the core has the vectors that PyTorch has."""
     asked,n,batch,share = LESS[name]
     is_free = os.environ.get('DYNATTN_NATIVE', '1') in ('', '1')
-    has_its_vectors = is_free and core.info()['library'] in ('core_avx2.so', 'core_avx512.so', 'core_amx.so')
+    has_its_vectors = is_free and core.info()['library'] in ('core_avx2.so', 'core_avx512.so', 'core_bf16.so', 'core_amx.so')
     if name!='narrow' and not has_its_vectors: pytest.skip('PyTorch has wider vectors here')
     def fastest(options): return least_time(dict(options, is_causal=causal), n, batch, learns)
     for _ in range(3):                              # another process may take the caches for a while

@@ -74,15 +74,15 @@ def test_padding_has_lines_of_its_own(monkeypatch, mask):
     assert plain.table([row, row | dict(ratio='1.1')])=={}
 
 @pytest.mark.parametrize('tiles', [False, True])
-@pytest.mark.parametrize('of_core', ['amx', 'avx512', 'avx2'])
+@pytest.mark.parametrize('of_core', ['amx', 'bf16', 'avx512', 'avx2'])
 def test_prog5_a_pytorch_with_tiles_is_another_machine(monkeypatch, of_core, tiles):
     "It multiplies bfloat16 several times as fast, so an AVX-512 core has lines of its own there"
     monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: tiles, raising=False)
     found = faster._set_of.__wrapped__(type('', (), dict(_name=f'core_{of_core}.so')))
-    assert found==('avx512+amx' if tiles and of_core=='avx512' else of_core)
+    assert found==('avx512+amx' if tiles and of_core in ('avx512','bf16') else of_core)
     q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16)
     monkeypatch.setattr(faster, 'instruction_set', lambda: found)
-    assert faster.core_is_faster(q, q)==(found=='avx512')
+    assert faster.core_is_faster(q, q)==(found in ('avx512','bf16'))
 
 def test_a_table_of_rows():
     "The least pairs above the last row that was slower; none where the last one was"
@@ -110,7 +110,7 @@ def test_a_causal_call_without_a_line_takes_that_of_the_others(monkeypatch):
 
 def test_processors_with_tiles_are_a_set_of_their_own(monkeypatch):
     "PyTorch multiplies bfloat16 in tiles there, which took a third of the core's time"
-    for name,tiles,expected in (('amx',True,'amx'), ('avx512',True,'avx512+amx'), ('avx512',False,'avx512'), ('avx2',True,'avx2')):
+    for name,tiles,expected in (('amx',True,'amx'), ('avx512',True,'avx512+amx'), ('avx512',False,'avx512'), ('bf16',True,'avx512+amx'), ('bf16',False,'bf16'), ('avx2',True,'avx2')):
         monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: tiles)
         lib = types.SimpleNamespace(_name=f'some/core_{name}.so')
         assert faster._set_of.__wrapped__(lib)==expected

@@ -28,9 +28,9 @@ sys.path.insert(0, str(HERE))
 from test_banded import cases, learned
 
 pytestmark = pytest.mark.skipif(core.library() is None, reason='no compiled core')
-SETS = [s for s in ('generic','avx2','avx512','amx') if (Path(core.__file__).parent/f'core_{s}.so').exists()]
+SETS = [s for s in ('generic','avx2','avx512','bf16','amx') if (Path(core.__file__).parent/f'core_{s}.so').exists()]
 BEST = dict(AVX512=3, AVX2=2).get(torch.backends.cpu.get_cpu_capability(), 1) # how many of them this processor runs
-if core.library() is not None and core.library().dynattn_tiles(): BEST = 4
+if core.library() is not None and core.library().dynattn_tiles(): BEST = 1+SETS.index(core.info()['library'][5:-3])
 
 @takes(Call)
 def record(call):
@@ -43,7 +43,7 @@ def test_compiled_with_the_flags_meant(name):
     binary = (Path(core.__file__).parent/f'core_{name}.so').read_bytes()
     for kind,meant in (('-f(?:no-)?wrapv','-fno-wrapv'), ('-O[0-9s]','-O3'), ('-ffp-contract=[a-z]*','-ffp-contract=fast')):
         assert re.findall(kind.encode(), binary)[-1:]==[meant.encode()]
-    if name!='generic': assert dict(avx2=b'-march=x86-64-v3', avx512=b'-march=x86-64-v4', amx=b'-march=x86-64-v4')[name] in binary
+    if name!='generic': assert dict(avx2=b'-march=x86-64-v3', avx512=b'-march=x86-64-v4', bf16=b'-mavx512bf16', amx=b'-march=x86-64-v4')[name] in binary
 
 # ---- memory between two pages that nobody may touch
 

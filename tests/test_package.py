@@ -63,7 +63,7 @@ def python(wheel, tmp_path_factory):
 @pytest.mark.slow
 def test_wheel_holds_the_modules_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    found = {n for n in names if '.dist-info/' not in n}-{f'dynattn/engine/native/core_{level}.so' for level in ('generic','avx2','avx512','amx')}
+    found = {n for n in names if '.dist-info/' not in n}-{f'dynattn/engine/native/core_{level}.so' for level in ('generic','avx2','avx512','bf16','amx')}
     inside = {f'dynattn/examples/{p.name}' for p in (ROOT/'examples').glob('*.py')}
     inside |= {f'dynattn/results/{p.name}' for p in (ROOT/'benchmarks/results').glob('*.csv')}
     inside |= {f'dynattn/{p.name}' for p in (ROOT/'dynattn').glob('*.js')}

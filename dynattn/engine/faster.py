@@ -147,7 +147,7 @@ LEAST_PAIRS = {
 
 # %% ../../nbs/engine/36_faster.ipynb #e5a30002
 def instruction_set() -> str|None:
-    """Of core and PyTorch: 'amx', 'avx512', 'avx2' or 'generic'; None without a core.
+    """Of core and PyTorch: 'amx', 'bf16', 'avx512', 'avx2' or 'generic'; None without a core.
 
     'avx512+amx' is a core for AVX-512 beside a PyTorch with tiles."""
     lib = library()
@@ -157,8 +157,12 @@ def instruction_set() -> str|None:
 def _set_of(lib):
     of_core = lib._name.rpartition('core_')[2].removesuffix('.so')
     has_tiles = getattr(torch.cpu, '_is_amx_tile_supported', bool) # none in an old PyTorch
-    return 'avx512+amx' if of_core=='avx512' and has_tiles() else of_core
+    return 'avx512+amx' if of_core in ('bf16','avx512') and has_tiles() else of_core
 instruction_set._dynamo_marked_constant = True # what assume_constant_result does
+
+def _lines_for(dtype): # -> an instruction set of the table
+    found = instruction_set()
+    return 'avx512' if found=='bf16' and dtype!=torch.bfloat16 else found # they differ there alone
 
 def kind_of_queries(
     n:int, # N, number of queries
@@ -180,7 +184,7 @@ def core_is_faster(
 ) -> bool:
     "Whether the core computes a plain call faster than PyTorch, by the table."
     b,h,n,_ = q.shape
-    instructions = instruction_set() # None has no line
+    instructions = _lines_for(q.dtype) # None has no line
     dtype = _NAMES.get(q.dtype)
     queries = kind_of_queries(n, h//max(k.shape[1], 1))
     def line(hides, queries=queries):

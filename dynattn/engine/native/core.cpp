@@ -32,10 +32,10 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__) || defined(__AMXBF16__)  // Clang up to 14 has the second name
-#if defined(__AVX512BF16__) && defined(__linux__)
-#define TILES
+#if defined(__AVX512BF16__)
 #include <cpuid.h>
+#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__linux__)
+#define AMX                                // Clang up to 14 has the second name
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -205,7 +205,7 @@ INLINE void fetch(const void *x, Int bytes) {
 // Keys of a run; bytes per row for bits of live keys; queries of a block. Back through a softmax,
 // each block reads and writes the gradients of its keys: with wide vectors, taller blocks pay. In
 // tiles, sums over a run are read and written once.
-#if defined(TILES)
+#if defined(AMX)
 enum { KEYS = 192 };
 #else
 enum { KEYS = 96 };
@@ -529,23 +529,29 @@ template <class real, int QUERIES> struct Lanes {
 // ---- tiles: products of bfloat16 numbers --------------------------------------------------------
 
 // Processors with AMX multiply sixteen rows of 32 bfloat16 numbers at once, and add up in float32:
-// products of such numbers are exact. Everything is as above but for B, whose rows lie in pairs:
-// B[k][column] and B[k+1][column] side by side. There are none elsewhere, nor for float64.
+// products of such numbers are exact. Those with AVX512_BF16 alone multiply a vector of pairs, in
+// the same places. Everything is as above but for B, whose rows lie in pairs: B[k][column] and
+// B[k+1][column] side by side. There are none elsewhere, nor for float64.
 template <class real, int QUERIES> struct Tiles {
     static constexpr bool exist = false;
     static constexpr bool may_use = false;
+    static constexpr bool pay(Int) { return false; }
     struct Sizes { explicit Sizes(bool) {} };
 };
 
-#if defined(TILES)
-// Whether the processor has them, and the system saves them when it changes threads.
+#if defined(__AVX512BF16__)
+// Whether the processor has them, and the system saves tiles when it changes threads.
 const bool has_tiles = [] {
     unsigned a, b, c, d, bfloat16;
     if (!__get_cpuid_count(7, 1, &bfloat16, &b, &c, &d)) return false;
+    if (!(bfloat16 >> 5 & 1)) return false;
+#if defined(AMX)
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool known = (bfloat16 >> 5 & 1) && (d >> 22 & 1) && (d >> 24 & 1);
     enum { ASK = 0x1023, TILE_DATA = 18 };
-    return known && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+    return (d >> 22 & 1) && (d >> 24 & 1) && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+#else
+    return true;
+#endif
 }();
 
 template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
@@ -557,6 +563,8 @@ template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
     static inline const bool &may_use = has_tiles;
     enum { ROWS = 16, DEPTH = 32 };        // of a tile of A; C has ROWS columns
 
+#if defined(AMX)
+    static bool pay(Int) { return may_use; }               // for so many queries
     // While it lives, this thread's tiles have their largest size, where they are used.
     struct Sizes {
         const bool used;
@@ -623,6 +631,37 @@ template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
             panel<2,2>(c.right(x), a, b.right(2*x), rows, depth, add);
         for (; x < cols; x += ROWS) panel<4,1>(c.right(x), a, b.right(2*x), rows, depth, add);
     }
+#else
+    static bool pay(Int queries) { return may_use && queries > SHORT; }
+    struct Sizes { explicit Sizes(bool) {} };
+    // R rows and V vectors of C stay in registers while k runs, two at a time
+    template <int R, int V> static INLINE void of_pairs(Out c, In a, In b, Int depth, bool add) {
+        __m512 sum[R][V];
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
+            sum[r][v] = add ? _mm512_loadu_ps(c.p+r*c.row+v*LANES) : _mm512_setzero_ps();
+        for (Int k = 0; k < depth; k += 2) {
+            __m512bh columns[V];
+            UNROLL for (int v = 0; v < V; v++)
+                columns[v] = (__m512bh)_mm512_loadu_si512(b.p+k/2*b.row+2*v*LANES);
+            UNROLL for (int r = 0; r < R; r++) {
+                int32_t pair;
+                memcpy(&pair, a.p+r*a.row+k, sizeof pair);
+                const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+                UNROLL for (int v = 0; v < V; v++)
+                    sum[r][v] = _mm512_dpbf16_ps(sum[r][v], both, columns[v]);
+            }
+        }
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
+            _mm512_storeu_ps(c.p+r*c.row+v*LANES, sum[r][v]);
+    }
+    static void product(Out c, In a, In b, Int rows, Int cols, Int depth, bool add) {
+        Int x = 0;
+        for (; x+2*ROWS <= cols; x += 2*ROWS) for (Int r = 0; r < rows; r += 8)
+            of_pairs<8,2>(c.right(x).below(r), a.below(r), b.right(2*x), depth, add);
+        for (; x < cols; x += ROWS) for (Int r = 0; r < rows; r += 16)
+            of_pairs<16,1>(c.right(x).below(r), a.below(r), b.right(2*x), depth, add);
+    }
+#endif
 
     typedef uint16_t words __attribute__((vector_size(64)));
     // two vectors in bfloat16: all numbers of the first, then all of the second
@@ -1913,7 +1952,7 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
 
     Softmax(const Problem<real> &problem, const Grads *grads) : Base(problem, grads) {
         auto lies = [](const Rows &x, Int d) { return x.e == 1 && d%LANES == 0; };
-        keys.may_tile = T::may_use && c.kind == BF16;
+        keys.may_tile = c.kind == BF16 && T::pay(c.N);
         keys.may_lie = c.kind == BF16 && !grads && lies(c.k, c.d) && lies(c.v, c.dv);
     }
 
@@ -3149,7 +3188,7 @@ EXPORT bool dynattn_forward(const Call *c) {
     auto all = c->kind == F64 ? c->alpha.data ? forward<Entmax<double>>
                                               : forward<Softmax<double, SHORT>>
                               : c->alpha.data ? forward<Entmax<float>>
-                              : c->kind == BF16 && Tiles<float, TALL>::may_use
+                              : c->kind == BF16 && Tiles<float, TALL>::pay(c->N)
                                               ? forward<Softmax<float, TALL>>
                                               : forward<Softmax<float, SHORT>>;
     try { all(*c); }

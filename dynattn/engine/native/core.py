@@ -21,7 +21,8 @@ from ..fields import LEARNS, PER_HEAD, Inputs, Plan
 from ..plan import plain_tensors, texts_of
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb3f
-_SETS = 'amx','avx512','avx2','generic'  # instruction sets, the best one first
+_SETS = 'amx','bf16','avx512','avx2','generic'  # instruction sets, the best one first
+_OF_BFLOAT16 = 'core_amx.so','core_bf16.so'     # which ask the processor
 def _asked(): return os.environ.get('DYNATTN_NATIVE') or '1'  # an empty value counts as none
 
 def _candidates(): # -> list of paths
@@ -109,7 +110,7 @@ def library() -> ctypes.CDLL|None:
             _others[os.path.basename(path)] = why
             continue
         _typed(lib)
-        if path.endswith('core_amx.so') and not lib.dynattn_tiles(): continue # no such processor
+        if path.endswith(_OF_BFLOAT16) and not lib.dynattn_tiles(): continue # no such processor
         return lib
     asked = _asked()
     if asked not in ('0','1'):  # nothing else is taken in its place
