@@ -50,7 +50,7 @@ class Ranks:
         self.size = dist.get_world_size(group)
 
     @property
-    def group(self):
+    def group(self) -> dist.ProcessGroup:
         "The process group, as long as it is not destroyed."
         group = self._group()
         if group is None: raise RuntimeError("the process group is destroyed")
