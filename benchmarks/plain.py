@@ -108,7 +108,7 @@ def measure(shapes, dtypes, rounds, only=None):
                 both = peers(way, *leaves, options, learns, torch.randn_like(q))
                 check(both, .05 if dtype.itemsize==2 else 1e-4)
                 times,us = ratio(*both, rounds=2 if B*H*N*M>=2**24 else rounds)
-                row = dict(set=faster._lines_for(dtype), way=way, dtype=str(dtype)[6:], mask=mask,
+                row = dict(set=faster.instruction_set(dtype), way=way, dtype=str(dtype)[6:], mask=mask,
                            gradient=int(learns), B=B, H=H, N=N, M=M, d=d, pytorch_us=us, ratio=times, Hkv=Hkv)
                 kind = f"{mask or 'plain'}{' with gradient' if learns else ''}"
                 print(f"{way:10} {row['dtype']:8} {kind:20} {(B,H,N,M,d,*shared)!s:24} {us:9.0f} us  {times:.2f}", flush=True)

@@ -29,13 +29,13 @@ def test_where_the_core_is_chosen_no_row_is_slower():
         q = torch.empty(*(int(row[x]) for x in 'BHNd'), dtype=getattr(torch, row['dtype']), device='meta')
         k = torch.empty(*(int(row[x]) for x in 'BHMd'), device='meta')
         with pytest.MonkeyPatch.context() as m:
-            m.setattr(faster, 'instruction_set', lambda: row['set'])
+            m.setattr(faster, 'instruction_set', lambda *_: row['set'])
             chosen = faster.core_is_faster(q, k, row['mask']=='causal', row['gradient']=='1', padded='padding' in row['mask'])
         assert not chosen or float(row['ratio'])<=1.05, row
 
 def test_prog5_a_narrow_window_has_lines_of_its_own(monkeypatch):
     "It sees a quarter of the pairs or fewer; what holds for a causal call holds for it, too"
-    monkeypatch.setattr(faster, 'instruction_set', lambda: 'a')
+    monkeypatch.setattr(faster, 'instruction_set', lambda *_: 'a')
     x = torch.empty(1, 1, 64, 8)
     for causal_least,narrow_least,chosen in ((None,None,False), (None,4096,True), (9999,4096,True), (4096,9999,True), (None,9999,False)):
         lines = {('a','float32',kind,False,'many'): n for kind,n in ((True,causal_least),('narrow',narrow_least)) if n}
@@ -62,7 +62,7 @@ def test_padding_in_half_precision_is_chosen_by_the_table(monkeypatch, faster_he
 @pytest.mark.parametrize('mask', ['padding', 'padding half'])
 def test_padding_has_lines_of_its_own(monkeypatch, mask):
     "Its own line alone, as padding has to be found first; without one, that of a plain call"
-    monkeypatch.setattr(faster, 'instruction_set', lambda: 'a')
+    monkeypatch.setattr(faster, 'instruction_set', lambda *_: 'a')
     x = torch.empty(1, 1, 64, 8)
     for plain_least,padded_least,chosen in ((None,None,False), (None,4096,True), (9999,4096,True), (4096,9999,False), (4096,None,True), (None,9999,False)):
         lines = {('a','float32',kind,False,'many'): n for kind,n in ((False,plain_least),('padded',padded_least)) if n}
@@ -81,7 +81,7 @@ def test_prog5_a_pytorch_with_tiles_is_another_machine(monkeypatch, of_core, til
     found = faster._set_of.__wrapped__(type('', (), dict(_name=f'core_{of_core}.so')))
     assert found==('avx512+amx' if tiles and of_core in ('avx512','bf16') else of_core)
     q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16)
-    monkeypatch.setattr(faster, 'instruction_set', lambda: found)
+    monkeypatch.setattr(faster, 'instruction_set', lambda *_: found)
     assert faster.core_is_faster(q, q)==(found in ('avx512','bf16'))
 
 def test_a_table_of_rows():
@@ -99,7 +99,7 @@ def test_a_table_of_rows():
         ('a','float32',False,True,'many'): 4096, ('a','float32',True,False,'many'): 4096}
 
 def test_a_causal_call_without_a_line_takes_that_of_the_others(monkeypatch):
-    monkeypatch.setattr(faster, 'instruction_set', lambda: 'a')
+    monkeypatch.setattr(faster, 'instruction_set', lambda *_: 'a')
     x = torch.empty(1, 1, 64, 8)
     for plain_least,causal_least,chosen in ((None,None,False), (4096,None,True), (None,4096,True), (4096,9999,False), (9999,4096,True), (9999,9999,False)):
         lines = {('a','float32',causal,False,'many'): n for causal,n in ((False,plain_least),(True,causal_least)) if n}

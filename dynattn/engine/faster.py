@@ -143,15 +143,33 @@ LEAST_PAIRS = {
     ('avx512+amx', 'float64', 'padded', True, 'many'): 196608,
     ('avx512+amx', 'float64', False, False, 'one'): 131072,
     ('avx512+amx', 'float64', False, False, 'shared'): 8192,
+    ('bf16', 'bfloat16', 'narrow', False, 'many'): 262144,
+    ('bf16', 'bfloat16', 'padded', False, 'many'): 49152,
+    ('bf16', 'bfloat16', 'padded', True, 'many'): 12288,
+    ('bf16', 'bfloat16', False, False, 'few'): 262144,
+    ('bf16', 'bfloat16', False, False, 'many'): 12288,
+    ('bf16', 'bfloat16', False, False, 'one'): 4096,
+    ('bf16', 'bfloat16', False, False, 'shared'): 1152,
+    ('bf16', 'bfloat16', False, True, 'few'): 262144,
+    ('bf16', 'bfloat16', False, True, 'many'): 12288,
+    ('bf16', 'bfloat16', False, True, 'one'): 4096,
+    ('bf16', 'bfloat16', False, True, 'shared'): 1152,
+    ('bf16', 'bfloat16', True, False, 'few'): 3072,
+    ('bf16', 'bfloat16', True, False, 'many'): 12288,
+    ('bf16', 'bfloat16', True, True, 'few'): 3072,
+    ('bf16', 'bfloat16', True, True, 'many'): 12288,
 }
 
 # %% ../../nbs/engine/36_faster.ipynb #e5a30002
-def instruction_set() -> str|None:
+def instruction_set(
+    dtype:torch.dtype=torch.float32, # of a call
+) -> str|None:
     """Of core and PyTorch: 'amx', 'bf16', 'avx512', 'avx2' or 'generic'; None without a core.
 
-    'avx512+amx' is a core for AVX-512 beside a PyTorch with tiles."""
+    'avx512+amx' is a core for AVX-512 beside a PyTorch with tiles; 'bf16' is for bfloat16 alone."""
     lib = library()
-    return None if lib is None else _set_of(lib)
+    found = None if lib is None else _set_of(lib)
+    return 'avx512' if found=='bf16' and dtype!=torch.bfloat16 else found
 
 @cache # asked for at each call
 def _set_of(lib):
@@ -159,10 +177,6 @@ def _set_of(lib):
     has_tiles = getattr(torch.cpu, '_is_amx_tile_supported', bool) # none in an old PyTorch
     return 'avx512+amx' if of_core in ('bf16','avx512') and has_tiles() else of_core
 instruction_set._dynamo_marked_constant = True # what assume_constant_result does
-
-def _lines_for(dtype): # -> an instruction set of the table
-    found = instruction_set()
-    return 'avx512' if found=='bf16' and dtype!=torch.bfloat16 else found # they differ there alone
 
 def kind_of_queries(
     n:int, # N, number of queries
@@ -184,7 +198,7 @@ def core_is_faster(
 ) -> bool:
     "Whether the core computes a plain call faster than PyTorch, by the table."
     b,h,n,_ = q.shape
-    instructions = _lines_for(q.dtype) # None has no line
+    instructions = instruction_set(q.dtype) # None has no line
     dtype = _NAMES.get(q.dtype)
     queries = kind_of_queries(n, h//max(k.shape[1], 1))
     def line(hides, queries=queries):
