@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple
-import torch
+import torch, torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from .engine.call import Call
@@ -29,7 +29,7 @@ from .padding import PaddingMask
 NO_VALUES = "tensors without values in memory: traced, fake, or of a subclass"
 NO_KIND = "shapes, dtypes, a device or a scale that the core does not have"
 NOT_FASTER = "PyTorch is as fast, or faster, for this kind of call and size"
-NO_BAND = "a mask that is neither padding nor a band, such as a bias"
+NO_BAND = "a mask that says neither padding nor a band nor texts side by side, such as a bias"
 LOST_ROWS = "a mask that hides all keys of some query, for which PyTorch has another answer"
 NOT_FINITE = "numbers that are not finite, or scores that could overflow"
 PRODUCTS = ("PyTorch's own products in place of its kernel: other than four axes, another width "
@@ -102,7 +102,10 @@ def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why no
     if seen.far: limit = min(limit, seen.far/4)
     n,m = q.shape[2],k.shape[2]
     half,narrow = False,False
-    if seen.low is not None:
+    if seen.texts is not None:
+        plan = plan._replace(left=-seen.low, right=seen.high)
+        half,narrow = seen.share<=.5,seen.share<=.25
+    elif seen.low is not None:
         plan = plan._replace(left=seen.high-seen.low, right=0, q_offset=seen.high)
         sees = _pairs_up_to(n, m, seen.high)-_pairs_up_to(n, m, seen.low-1)
         half,narrow = 2*sees<=n*m,4*sees<=n*m
@@ -110,7 +113,15 @@ def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why no
         padded = _is_padded(seen.keep) # counted where it decides
         if not core_is_faster(q, k, half, learns, narrow, padded): return NOT_FASTER
     keep = None if seen.keep is None else seen.keep.expand(q.shape[0], m)
-    return _Described(plan, Inputs(q, k, v, keep=keep), limit, seen.empty)
+    texts,of_keys = (None,None) if seen.texts is None else _texts(seen.texts, q, k)
+    x = Inputs(q, k, v, keep=keep, segments=texts, key_segments=of_keys)
+    return _Described(plan, x, limit, seen.empty)
+
+def _texts(texts, q, k): # -> [B,N], and [B,M] or None
+    "The texts of queries and of keys; keys behind all texts are one that has no query."
+    texts = texts.expand(q.shape[0], -1)
+    behind = k.shape[2]-q.shape[2]
+    return texts,F.pad(texts, (0,behind), value=q.shape[2]) if behind else None
 
 def _seen(q, k, mask, causal):
     "The padding and the band of a mask; None if it says something else."
@@ -238,7 +249,8 @@ def _dropped(call, dropout_p): # -> (out, no weights), or None
     with torch.autocast('cpu', enabled=False): # dtypes are final
         out = attend_band(Call(
             x.q, x.k, x.v, dropout_p=dropout_p, is_causal=plan.is_causal, scale=plan.scale,
-            padding=padding, window=window, q_offset=plan.q_offset))
+            padding=padding, window=window, q_offset=plan.q_offset,
+            segments=x.segments, key_segments=x.key_segments))
     none = out.new_full((), torch.nan).expand(*out.shape[:3], x.k.shape[2])
     return out.contiguous(),none
 

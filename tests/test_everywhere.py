@@ -686,6 +686,96 @@ def test_without_a_core_nothing_is_switched_on(monkeypatch):
         with pytest.raises(RuntimeError, match='everywhere: expected a compiled core, got none'): switch()
     assert not everywhere.report().on
 
+# ---- packed texts that a mask keeps apart -------------------------------------------------------------------------
+
+def packed_mask(r, B, N, M):
+    "Which pairs are seen, [B,N,M]: texts of any lengths, a window in them, keys that take no part, keys behind"
+    place,far = torch.arange(M),10**6
+    offset = place-torch.arange(N)[:,None]
+    pairs = (offset>=-r.choice((0,1,3,far))) & (offset<=r.choice((0,0,2,far)))
+    texts = torch.full((B,M), -1)
+    for b in range(B):
+        begins = {0,*(r.randrange(N) for _ in range(r.choice((0,1,2,5,N))))}
+        texts[b,:N] = torch.tensor([j in begins for j in range(N)]).cumsum(0)
+    pairs = pairs & (texts[:,:N,None]==texts[:,None])
+    if r.random()<.4: pairs = pairs & (torch.rand(B, 1, M, generator=torch.Generator().manual_seed(r.randrange(10**6)))<r.choice((.5,.9)))
+    return pairs
+
+def compare_packed(seed):
+    "A random mask of texts: read as it is, and as PyTorch computes it, with gradients"
+    r = random.Random(seed)
+    B,N = r.choice((1,2,3)),r.choice((2,5,16,33,70,130,300))
+    M = N+r.choice((0,0,0,1,17))
+    pairs = packed_mask(r, B, N, M)
+    seen = core.read_mask(torch.zeros(B, 1, N, M).masked_fill(~pairs[:,None], -torch.inf))
+    if seen is None: return not pairs.any()
+    offset = torch.arange(M)-torch.arange(N)[:,None]
+    again = (offset>=seen.low) & (offset<=seen.high)
+    if seen.keep is not None: again = again & seen.keep[:,None]
+    if seen.texts is not None: again = again & (seen.texts[:,:,None]==F.pad(seen.texts, (0,M-N), value=-1)[:,None])
+    assert torch.equal(again.expand(B, N, M), pairs), seed
+    assert abs(seen.share-pairs.double().mean())<1e-9
+    dtype = r.choice((torch.float32,torch.float64,torch.bfloat16))
+    q,k,v = heads(B, 4, 2, N, M, 16, dtype, r.choice(('bhnd','bnhd')), seed, learns=True)
+    far = r.choice((-torch.inf,-1e4))
+    mask = pairs[:,None] if r.random()<.5 else torch.zeros(B, 1, N, M, dtype=dtype).masked_fill(~pairs[:,None], far)
+    off,on,report = both(lambda: with_gradients(q, k, v, attn_mask=mask, enable_gqa=True))
+    left = 0 if seen.empty and mask.dtype!=torch.bool and far==-1e4 else 1 # what the mean of all values is, is PyTorch's
+    assert (report.served,report.served_backward)==(left,left), seed
+    eps = torch.finfo(dtype).eps
+    for a,b in zip(off, on): assert_close(a, b, atol=100*eps, rtol=32*eps)
+    return True
+
+@pytest.mark.parametrize('first', range(0, 240, 60))
+def test_prog6_packed_texts_are_read_and_served(always, first):
+    assert all(compare_packed(seed) for seed in range(first, first+60))
+
+def test_prog6_masks_of_programs_that_pack(always):
+    "torchtune's packed texts, its left padding that sees itself, ESM C's padding that sees padding"
+    place = torch.arange(40)
+    packed = torch.block_diag(*(torch.ones(n, n, dtype=torch.bool).tril() for n in (7,20,13)))
+    left = torch.ones(40, 40, dtype=torch.bool).tril() & (place>=15) | torch.eye(40, dtype=torch.bool)
+    real = place<25
+    q,k,v = heads(N=40, learns=True)
+    for mask in (packed, left, real[:,None]==real):
+        off,on,report = both(lambda: with_gradients(q, k, v, attn_mask=mask[None,None]))
+        assert (report.served,report.served_backward)==(1,1)
+        for a,b in zip(off, on): assert_close(a, b)
+
+def test_prog6_other_masks_of_zeros_are_left(always):
+    "A prefix that all see, a band with a hole, and pairs at random, however early that is noticed"
+    place = torch.arange(130)
+    causal = place<=place[:,None]
+    hole = causal.clone()
+    hole[100,40] = False
+    scattered = torch.rand(130, 130, generator=torch.Generator().manual_seed(0))<.5
+    q,k,v = heads(N=130)
+    for mask in (causal | (place<9), hole, scattered):
+        off,on,report = both(lambda: sdpa(q, k, v, attn_mask=mask))
+        assert torch.equal(off, on) and report.left=={everywhere.NO_BAND: 1}
+
+def test_prog6_packed_texts_with_dropout(always):
+    "The mean of many draws is the output without, as for any other mask"
+    text = torch.arange(24)//9
+    mask = (text[:,None]==text).tril()
+    q,k,v = heads(B=1, H=2, N=24, d=8)
+    torch.manual_seed(0)
+    with everywhere(): mean = torch.stack([sdpa(q, k, v, attn_mask=mask, dropout_p=.2) for _ in range(300)]).mean(0)
+    assert everywhere.report().served==300 and (mean-sdpa(q, k, v, attn_mask=mask)).abs().max()<.2
+
+def test_prog6_the_table_is_asked_for_the_share_that_texts_see(monkeypatch):
+    "Two texts of equal length hide half of all pairs, eight hide more than three quarters"
+    asked = []
+    def rule(q, k, causal, learns=False, narrow=False, padded=False):
+        asked.append((causal,narrow))
+        return True
+    monkeypatch.setattr(everywhere, 'core_is_faster', rule)
+    q,k,v = heads(N=48)
+    for texts,expected in ((2,(True,False)),(8,(True,True))):
+        text = torch.arange(48)*texts//48
+        with everywhere(): sdpa(q, k, v, attn_mask=text[:,None]==text)
+        assert asked[-1]==expected
+
 # ---- programs -----------------------------------------------------------------------------------------------------
 
 def test_importing_dynattn_imports_and_activates_nothing():
