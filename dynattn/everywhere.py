@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple
-import torch
+import torch, torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from .engine.call import Call
@@ -29,12 +29,11 @@ from .padding import PaddingMask
 NO_VALUES = "tensors without values in memory: traced, fake, or of a subclass"
 NO_KIND = "shapes, dtypes, a device or a scale that the core does not have"
 NOT_FASTER = "PyTorch is as fast, or faster, for this kind of call and size"
-NO_BAND = "a mask that is neither padding nor a band, such as a bias"
+NO_BAND = "a mask that says neither padding nor a band nor texts side by side, such as a bias"
 LOST_ROWS = "a mask that hides all keys of some query, for which PyTorch has another answer"
 NOT_FINITE = "numbers that are not finite, or scores that could overflow"
-PRODUCTS = ("PyTorch's own products in place of its kernel: other than four axes, another width "
-            "of values, tensors repeated to fit, numbers of a row apart in memory, "
-            "a mask that learns, or products asked for")
+PRODUCTS = ("PyTorch's own products in place of its kernel: two axes or more than four, tensors "
+            "repeated to fit, a mask that learns, or products asked for")
 NO_CALL = ("no call came: attention that a program computes itself, FlexAttention, "
            "nested tensors, or the fast path of nn.MultiheadAttention in evaluation, which "
            "torch.backends.mha.set_fastpath_enabled(False) sends here")
@@ -46,18 +45,20 @@ class _Described(NamedTuple):
     limit:float # of scores
     empty:bool # whether some query sees no key
 
-def _fits(q, k, v, causal, scale):
-    "Whether the core has such a call: four axes, one dtype, heads in groups, a scale that serves."
+def _fits(q, k, v, causal, scale, is_of_kernel):
+    """Whether the core has such a call: four axes, one dtype, heads in groups, a scale that serves.
+
+    PyTorch's kernel wants values as wide as keys, and the numbers of a row side by side."""
     if not (q.dim()==k.dim()==v.dim()==4 and q.is_cpu and k.is_cpu and v.is_cpu): return False
     if not (q.dtype==k.dtype==v.dtype and q.dtype in core._KINDS): return False
     b,h,_,d = q.shape
     batch,heads,_,width = k.shape
-    if not (q.numel() and k.numel()) or k.shape!=v.shape: return False
+    if not (q.numel() and k.numel() and v.numel()) or k.shape[:3]!=v.shape[:3]: return False
     if batch!=b or width!=d or h%heads: return False
-    in_rows = d==1 or q.stride(3)==k.stride(3)==v.stride(3)==1 # as PyTorch's kernel wants them
-    # and it hides keys by -inf before it multiplies, in float32 for the narrower dtypes
-    hides_well = scale is None or math.isfinite(scale) and (scale>1e-37 or not causal)
-    return in_rows and hides_well
+    in_rows = d==1 or q.stride(3)==k.stride(3)==v.stride(3)==1
+    if is_of_kernel and not (in_rows and v.shape[3]==d): return False
+    # keys are hidden by -inf before scores are multiplied, in float32 for the narrower dtypes
+    return scale is None or math.isfinite(scale) and (scale>1e-37 or not causal)
 
 def _pairs_up_to(n, m, offset):
     "How many pairs of n queries and m keys have j - i at most `offset`."
@@ -82,8 +83,9 @@ _ORDINARY = Tensor,torch.nn.Parameter
 def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why not
     """A call for the core, or the reason why PyTorch computes it.
 
-    `learns` says which lines of the table hold; with None the table is not asked. It is asked
-    first: a program has many small calls, and each of them pays for every question before."""
+    `learns` says which lines of the table hold. It is asked first: a program has many small
+    calls, and each of them pays for every question before. With None it is not asked: PyTorch
+    would take its way of products."""
     asks = learns is not None
     has_sizes = type(q) in _ORDINARY and type(k) in _ORDINARY and q.dim()==k.dim()==4
     hides = causal or mask is not None and not _is_one_row(mask) # perhaps half of all pairs
@@ -92,7 +94,7 @@ def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why no
     if asks and has_sizes and not core_is_faster(q, k, hides, learns, narrow, padded):
         return NOT_FASTER
     if not plain_tensors((q,k,v,mask)): return NO_VALUES
-    if not _fits(q, k, v, causal, scale): return NO_KIND
+    if not _fits(q, k, v, causal, scale, asks): return NO_KIND
     limit = 1e300 if q.dtype==torch.float64 else 1e37
     plan = Plan(q.shape[3]**-.5 if scale is None else float(scale), is_causal=causal)
     if mask is None: return _Described(plan, Inputs(q, k, v), limit, False)
@@ -102,7 +104,10 @@ def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why no
     if seen.far: limit = min(limit, seen.far/4)
     n,m = q.shape[2],k.shape[2]
     half,narrow = False,False
-    if seen.low is not None:
+    if seen.texts is not None:
+        plan = plan._replace(left=-seen.low, right=seen.high)
+        half,narrow = seen.share<=.5,seen.share<=.25
+    elif seen.low is not None:
         plan = plan._replace(left=seen.high-seen.low, right=0, q_offset=seen.high)
         sees = _pairs_up_to(n, m, seen.high)-_pairs_up_to(n, m, seen.low-1)
         half,narrow = 2*sees<=n*m,4*sees<=n*m
@@ -110,7 +115,15 @@ def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why no
         padded = _is_padded(seen.keep) # counted where it decides
         if not core_is_faster(q, k, half, learns, narrow, padded): return NOT_FASTER
     keep = None if seen.keep is None else seen.keep.expand(q.shape[0], m)
-    return _Described(plan, Inputs(q, k, v, keep=keep), limit, seen.empty)
+    texts,of_keys = (None,None) if seen.texts is None else _texts(seen.texts, q, k)
+    x = Inputs(q, k, v, keep=keep, segments=texts, key_segments=of_keys)
+    return _Described(plan, x, limit, seen.empty)
+
+def _texts(texts, q, k): # -> [B,N], and [B,M] or None
+    "The texts of queries and of keys; keys behind all texts are one that has no query."
+    texts = texts.expand(q.shape[0], -1)
+    behind = k.shape[2]-q.shape[2]
+    return texts,F.pad(texts, (0,behind), value=q.shape[2]) if behind else None
 
 def _seen(q, k, mask, causal):
     "The padding and the band of a mask; None if it says something else."
@@ -212,25 +225,32 @@ _MATH = torch.ops.aten._scaled_dot_product_attention_math.default
 @uncompiled
 def _math(q, k, v, attn_mask=None, dropout_p=0., is_causal=False, dropout_mask=None, *,
           scale=None, enable_gqa=False):
-    "The way of products, by the core where only dropout is the reason for it."
+    "The way of products, by the core where it has the call."
     call = PRODUCTS
-    drops = 0<dropout_p<1 and dropout_mask is None
+    drops = 0<=dropout_p<1 and dropout_mask is None
     learns = attn_mask is not None and attn_mask.requires_grad
     asked_for = not torch.backends.cuda.flash_sdp_enabled() # `sdpa_kernel(SDPBackend.MATH)`
     grouped = enable_gqa or q.shape[:-2]==k.shape[:-2]
-    if _holders and drops and grouped and not (learns or asked_for):
-        call = _described(q, k, v, is_causal, attn_mask, scale, None)
+    if _holders and drops and grouped and q.dim() in (3,4) and not (learns or asked_for):
+        four = [_four_axes(x, q.dim()) for x in (q,k,v,attn_mask)]
+        call = _described(*four[:3], is_causal, four[3], scale, None)
         if isinstance(call, _Described):
-            found = _dropped(call, dropout_p)
+            found = _by_band(call, dropout_p)
             if found is not None:
                 _count('served')
-                return found
+                return found if q.dim()==4 else tuple(x[0] for x in found)
             call = NOT_FINITE
     if _holders: _count(call)
     return _MATH.decompose(q, k, v, attn_mask, dropout_p, is_causal, dropout_mask,
                            scale=scale, enable_gqa=enable_gqa)
 
-def _dropped(call, dropout_p): # -> (out, no weights), or None
+def _four_axes(x, axes):
+    "A tensor of three axes with one more in front; a mask of two serves as it is."
+    return x[None] if x is not None and axes==x.dim()==3 else x
+
+def _count_gradient(grad): _count('served backward')
+
+def _by_band(call, dropout_p): # -> (out, no weights), or None
     plan,x = call.plan,call.x
     if not core.largest_score(plan, x)<=call.limit: return None
     padding = None if x.keep is None else PaddingMask(x.keep)
@@ -238,9 +258,11 @@ def _dropped(call, dropout_p): # -> (out, no weights), or None
     with torch.autocast('cpu', enabled=False): # dtypes are final
         out = attend_band(Call(
             x.q, x.k, x.v, dropout_p=dropout_p, is_causal=plan.is_causal, scale=plan.scale,
-            padding=padding, window=window, q_offset=plan.q_offset))
-    none = out.new_full((), torch.nan).expand(*out.shape[:3], x.k.shape[2])
-    return out.contiguous(),none
+            padding=padding, window=window, q_offset=plan.q_offset,
+            segments=x.segments, key_segments=x.key_segments))
+    out = out.contiguous()
+    if out.requires_grad: out.register_hook(_count_gradient)
+    return out,out.new_full((), torch.nan).expand(*out.shape[:3], x.k.shape[2])
 
 # %% ../nbs/92_everywhere.ipynb #716fcc0f
 _lock = threading.RLock()
@@ -258,7 +280,7 @@ def _attached():
     library = torch.library.Library('aten', 'IMPL')
     for op,kernel in ((_OP,_forward), (_BACK,_backward)):
         library.impl(op._schema.name, kernel, 'BackendSelect', with_keyset=True)
-    library.impl(_MATH._schema.name, _math, 'AutogradCPU')
+    for key in ('AutogradCPU','CPU'): library.impl(_MATH._schema.name, _math, key)
     return library
 
 @uncompiled

@@ -228,13 +228,13 @@ def test_a_negative_scale_of_a_causal_call_is_left(always):
 
 MATH = torch.ops.aten._scaled_dot_product_attention_math.default
 
-@pytest.mark.parametrize('kind', ['a mask that learns', 'other values', 'three axes', 'asked for', 'dropped all', 'dropout of a bias'])
+@pytest.mark.parametrize('kind', ['a mask that learns', 'two axes', 'five axes', 'asked for', 'dropped all', 'dropout of a bias'])
 def test_calls_of_pytorchs_own_products_are_its(always, kind):
     q,k,v = heads()
     options = {}
     if kind=='a mask that learns': options = dict(attn_mask=torch.zeros(50, 50, requires_grad=True), dropout_p=.5)
-    if kind=='other values': v = torch.randn(2, 4, 50, 5, generator=torch.Generator().manual_seed(1))
-    if kind=='three axes': q,k,v = q[0],k[0],v[0]
+    if kind=='two axes': q,k,v = q[0,0],k[0,0],v[0,0]
+    if kind=='five axes': q,k,v = q[None],k[None],v[None]
     if kind=='dropped all': options = dict(dropout_p=1.)
     if kind=='dropout of a bias': options = dict(dropout_p=.5, attn_mask=torch.randn(50, 50, generator=torch.Generator().manual_seed(1)))
     def f():
@@ -290,8 +290,8 @@ def test_dropout_under_autocast_compiled_and_in_inference(always):
         assert torch.autograd.grad(compiled(*x).sum(), x)[0].isfinite().all()
     torch._dynamo.reset()
 
-@pytest.mark.parametrize('shapes', [((0,2,5,4),)*3, ((2,2,0,4),)*3, ((2,2,5,4),(2,2,0,4),(2,2,0,4)), ((2,2,5,4),(2,2,7,4),(2,2,7,6)),
-                                    ((2,5,4),(2,7,4),(2,7,4)), ((5,4),(7,4),(7,4)), ((2,2,5,0),)*3])
+@pytest.mark.parametrize('shapes', [((0,2,5,4),)*3, ((2,2,0,4),)*3, ((2,2,5,4),(2,2,0,4),(2,2,0,4)), ((2,2,5,4),(2,2,7,4),(2,2,7,0)),
+                                    ((2,5,4),(1,7,4),(1,7,4)), ((5,4),(7,4),(7,4)), ((2,2,5,0),)*3])
 def test_other_shapes_are_left(always, shapes):
     x = [torch.randn(s) for s in shapes]
     is_pytorchs_or_served(lambda: sdpa(*x))
@@ -686,6 +686,96 @@ def test_without_a_core_nothing_is_switched_on(monkeypatch):
         with pytest.raises(RuntimeError, match='everywhere: expected a compiled core, got none'): switch()
     assert not everywhere.report().on
 
+# ---- packed texts that a mask keeps apart -------------------------------------------------------------------------
+
+def packed_mask(r, B, N, M):
+    "Which pairs are seen, [B,N,M]: texts of any lengths, a window in them, keys that take no part, keys behind"
+    place,far = torch.arange(M),10**6
+    offset = place-torch.arange(N)[:,None]
+    pairs = (offset>=-r.choice((0,1,3,far))) & (offset<=r.choice((0,0,2,far)))
+    texts = torch.full((B,M), -1)
+    for b in range(B):
+        begins = {0,*(r.randrange(N) for _ in range(r.choice((0,1,2,5,N))))}
+        texts[b,:N] = torch.tensor([j in begins for j in range(N)]).cumsum(0)
+    pairs = pairs & (texts[:,:N,None]==texts[:,None])
+    if r.random()<.4: pairs = pairs & (torch.rand(B, 1, M, generator=torch.Generator().manual_seed(r.randrange(10**6)))<r.choice((.5,.9)))
+    return pairs
+
+def compare_packed(seed):
+    "A random mask of texts: read as it is, and as PyTorch computes it, with gradients"
+    r = random.Random(seed)
+    B,N = r.choice((1,2,3)),r.choice((2,5,16,33,70,130,300))
+    M = N+r.choice((0,0,0,1,17))
+    pairs = packed_mask(r, B, N, M)
+    seen = core.read_mask(torch.zeros(B, 1, N, M).masked_fill(~pairs[:,None], -torch.inf))
+    if seen is None: return not pairs.any()
+    offset = torch.arange(M)-torch.arange(N)[:,None]
+    again = (offset>=seen.low) & (offset<=seen.high)
+    if seen.keep is not None: again = again & seen.keep[:,None]
+    if seen.texts is not None: again = again & (seen.texts[:,:,None]==F.pad(seen.texts, (0,M-N), value=-1)[:,None])
+    assert torch.equal(again.expand(B, N, M), pairs), seed
+    assert abs(seen.share-pairs.double().mean())<1e-9
+    dtype = r.choice((torch.float32,torch.float64,torch.bfloat16))
+    q,k,v = heads(B, 4, 2, N, M, 16, dtype, r.choice(('bhnd','bnhd')), seed, learns=True)
+    far = r.choice((-torch.inf,-1e4))
+    mask = pairs[:,None] if r.random()<.5 else torch.zeros(B, 1, N, M, dtype=dtype).masked_fill(~pairs[:,None], far)
+    off,on,report = both(lambda: with_gradients(q, k, v, attn_mask=mask, enable_gqa=True))
+    left = 0 if seen.empty and mask.dtype!=torch.bool and far==-1e4 else 1 # what the mean of all values is, is PyTorch's
+    assert (report.served,report.served_backward)==(left,left), seed
+    eps = torch.finfo(dtype).eps
+    for a,b in zip(off, on): assert_close(a, b, atol=100*eps, rtol=32*eps)
+    return True
+
+@pytest.mark.parametrize('first', range(0, 240, 60))
+def test_prog6_packed_texts_are_read_and_served(always, first):
+    assert all(compare_packed(seed) for seed in range(first, first+60))
+
+def test_prog6_masks_of_programs_that_pack(always):
+    "torchtune's packed texts, its left padding that sees itself, ESM C's padding that sees padding"
+    place = torch.arange(40)
+    packed = torch.block_diag(*(torch.ones(n, n, dtype=torch.bool).tril() for n in (7,20,13)))
+    left = torch.ones(40, 40, dtype=torch.bool).tril() & (place>=15) | torch.eye(40, dtype=torch.bool)
+    real = place<25
+    q,k,v = heads(N=40, learns=True)
+    for mask in (packed, left, real[:,None]==real):
+        off,on,report = both(lambda: with_gradients(q, k, v, attn_mask=mask[None,None]))
+        assert (report.served,report.served_backward)==(1,1)
+        for a,b in zip(off, on): assert_close(a, b)
+
+def test_prog6_other_masks_of_zeros_are_left(always):
+    "A prefix that all see, a band with a hole, and pairs at random, however early that is noticed"
+    place = torch.arange(130)
+    causal = place<=place[:,None]
+    hole = causal.clone()
+    hole[100,40] = False
+    scattered = torch.rand(130, 130, generator=torch.Generator().manual_seed(0))<.5
+    q,k,v = heads(N=130)
+    for mask in (causal | (place<9), hole, scattered):
+        off,on,report = both(lambda: sdpa(q, k, v, attn_mask=mask))
+        assert torch.equal(off, on) and report.left=={everywhere.NO_BAND: 1}
+
+def test_prog6_packed_texts_with_dropout(always):
+    "The mean of many draws is the output without, as for any other mask"
+    text = torch.arange(24)//9
+    mask = (text[:,None]==text).tril()
+    q,k,v = heads(B=1, H=2, N=24, d=8)
+    torch.manual_seed(0)
+    with everywhere(): mean = torch.stack([sdpa(q, k, v, attn_mask=mask, dropout_p=.2) for _ in range(300)]).mean(0)
+    assert everywhere.report().served==300 and (mean-sdpa(q, k, v, attn_mask=mask)).abs().max()<.2
+
+def test_prog6_the_table_is_asked_for_the_share_that_texts_see(monkeypatch):
+    "Two texts of equal length hide half of all pairs, eight hide more than three quarters"
+    asked = []
+    def rule(q, k, causal, learns=False, narrow=False, padded=False):
+        asked.append((causal,narrow))
+        return True
+    monkeypatch.setattr(everywhere, 'core_is_faster', rule)
+    q,k,v = heads(N=48)
+    for texts,expected in ((2,(True,False)),(8,(True,True))):
+        text = torch.arange(48)*texts//48
+        with everywhere(): sdpa(q, k, v, attn_mask=text[:,None]==text)
+        assert asked[-1]==expected
+
 # ---- programs -----------------------------------------------------------------------------------------------------
 
 def test_importing_dynattn_imports_and_activates_nothing():
@@ -861,10 +951,71 @@ def test_images(always, shape):
     same_inside(timm)
     same_inside(diffusers)
 
-def test_rows_that_are_no_rows_in_memory_go_the_way_of_pytorch(always):
-    x = [t.mT.contiguous().mT for t in heads()]
-    off,on,report = both(lambda: sdpa(*x))
-    assert torch.equal(off, on) and report.served==0
+def products_of(kind):
+    "q, k, v and options of a call that PyTorch's kernel has not"
+    q,k,v = heads(N=40, M=33, learns=True)
+    if 'values' in kind: v = torch.randn(2, 4, 33, 5 if 'narrow' in kind else 40, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    if 'apart' in kind: q,k,v = (t.detach().mT.contiguous().mT.requires_grad_() for t in (q,k,v))
+    if 'three' in kind: q,k,v = (t.detach()[0].requires_grad_() for t in (q,k,v))
+    offset = torch.arange(33)-torch.arange(40)[:,None]
+    options = {}
+    if 'causal' in kind: options = dict(is_causal=True)
+    if 'window' in kind: options = dict(attn_mask=(offset<=0) & (offset>-6))
+    if 'empty' in kind: options = dict(attn_mask=(offset<-2).expand(*q.shape[:-2], -1, -1))
+    if 'grouped' in kind: k,v,options = *(t.detach()[:,:2].requires_grad_() for t in (k,v)),dict(enable_gqa=True)
+    return q,k,v,options
+
+@pytest.mark.parametrize('kind', ['narrow values', 'wide values', 'narrow values, causal', 'narrow values, window', 'narrow values, empty',
+                                  'narrow values, grouped', 'rows apart', 'three axes', 'three axes, causal', 'three axes, window', 'three axes, empty',
+                                  'three axes, narrow values', 'three axes, rows apart'])
+def test_prog6_calls_that_pytorchs_kernel_has_not(always, kind):
+    "PyTorch's products of them are a square in memory; the core computes them, with gradients of both orders"
+    *x,options = products_of(kind)
+    def f(): return with_gradients(*x, **options)
+    off,on,report = both(f)
+    with Operators() as seen: f()
+    if FLASH not in seen.names: assert (report.served,report.served_backward,report.left)==(1,1,{})
+    for a,b in zip(off, on):
+        assert (a.shape,a.dtype)==(b.shape,b.dtype)
+        assert_close(a, b, atol=1e-5, rtol=1e-4)
+    assert off[0].stride()==on[0].stride()
+    if FLASH in seen.names: return # PyTorch 2.14 has a kernel for three axes
+    def second():
+        g, = torch.autograd.grad(sdpa(*x, **options).square().sum(), x[0], create_graph=True)
+        return torch.autograd.grad(g.square().sum(), x)
+    off,on,report = both(second)
+    assert report.served==1
+    for a,b in zip(off, on): assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+def test_prog6_products_without_gradients(always, mode):
+    q,k,v = heads()
+    def f():
+        with mode(): return sdpa(q, k, v[...,:5], is_causal=True).clone()
+    off,on,report = both(f)
+    assert report.served==1
+    assert_close(off, on)
+
+def test_prog6_products_where_there_are_no_values(always):
+    "Forward mode, functional transforms and compiled programs take PyTorch's way, with its numbers"
+    q,k,v = heads(N=20)
+    def f(q): return sdpa(q, k[:,:,:20], v[:,:,:20,:5])
+    def dual():
+        with torch.autograd.forward_ad.dual_level():
+            out = f(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)))
+            return torch.autograd.forward_ad.unpack_dual(out).tangent
+    for run in (dual, lambda: torch.func.jvp(f, (q,), (torch.ones_like(q),))[1], lambda: torch.vmap(f)(torch.stack((q,2*q))),
+                lambda: torch.func.grad(lambda q: f(q).square().sum())(q), lambda: torch.compile(f, backend='aot_eager', fullgraph=True)(q)):
+        torch._dynamo.reset()
+        off,on,report = both(run)
+        assert_close(off, on)
+        assert not report.served
+    torch._dynamo.reset()
+
+def test_prog6_gradients_of_dropout_are_counted(always):
+    x = heads(learns=True)
+    with everywhere(): sdpa(*x, dropout_p=.3).sum().backward()
+    assert (everywhere.report().served,everywhere.report().served_backward)==(1,1)
 
 def test_a_training_step_with_dropout(always):
     "GPT-2, whose attention drops a tenth: served, and it learns"

@@ -179,10 +179,8 @@ def test_exported_and_transformed_plain_calls_are_pytorchs(always):
     grad = torch.func.grad(lambda q: attention(q, *x[1:]).sum())(x[0])
     assert grad.shape==x[0].shape
 
-def test_other_values_than_keys_and_masks_stay_with_pytorch(always):
+def test_masks_of_pairs_stay_with_pytorch(always):
     q,k,_ = leaves(dtype=torch.float32)
-    v = torch.randn(2, 4, 40, 5)
-    assert choose(q, k, v)=='sdpa'
     assert choose(q, k, k, attn_mask=torch.ones(40, 40, dtype=torch.bool))=='sdpa'
 
 @pytest.mark.slow
@@ -191,3 +189,14 @@ def test_the_benchmark_runs():
     rows = list(plain.measure([(1,2,128,128,8),(1,2,1,64,8)], [torch.float32,torch.bfloat16], 1))
     assert {(r['way'],r['mask']) for r in rows}>=set(product(['everywhere'], ['','causal','padding','window 64','bias']))
     assert all(r['ratio']>0 and set(r)<=set(plain.FIELDS) for r in rows)
+
+@pytest.mark.skipif(not native.info()['native'], reason='there is no core that could serve')
+def test_prog6_values_of_another_width_are_not_pytorchs(monkeypatch):
+    "PyTorch's kernel has no such call, and its products need the square of pairs"
+    monkeypatch.setattr(ops, 'core_is_faster', lambda *args, **kwargs: False)
+    q,k,v = leaves()
+    for width,expected in ((16,'sdpa'),(5,'banded')): assert choose(q, k, v[...,:width], is_causal=True)==expected
+    x = q,k,v[...,:5]
+    assert_close(attention(*x, is_causal=True), F.scaled_dot_product_attention(*x, is_causal=True))
+    off,on = (torch.autograd.grad(f(*x, is_causal=True).square().sum(), (q,k,v)) for f in (F.scaled_dot_product_attention,attention))
+    for a,b in zip(off, on): assert_close(a, b)

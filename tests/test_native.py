@@ -742,6 +742,23 @@ def test_a_gradient_stands_in_its_own_place():
             for name in some: assert torch.equal(found[name], everything[name]), (name,some)
     assert not any(torch.equal(everything[a], everything[b]) for a,b in itertools.combinations(('sigma','alpha','sink'), 2))
 
+@pytest.mark.parametrize('n', [1, 4, 200])
+def test_prog6_sums_over_many_keys_round_as_sums_of_sums(n):
+    "Key by key in one sum, 6,000 equal weights lose ten times as much, and a gradient that is a small difference more"
+    g = torch.Generator().manual_seed(0)
+    q,k,v,dout = (torch.randn(1, 2, size, 32, generator=g) for size in (n,6000,6000,n))
+    leaves = [x.double().requires_grad_() for x in (q*.1,k,v+10*torch.randn(1, 2, 1, 32, generator=g))]
+    leaves = [x.detach().float().double().requires_grad_() for x in leaves]
+    exact = dense_attention(*leaves)
+    exact = exact,*torch.autograd.grad(exact, leaves, dout.double())
+    plan,x = prepare(record(*(x.detach().float() for x in leaves)))
+    out,kept,lse = core.forward(plan, x)
+    grads = core.backward(plan, x, dout, out, kept, lse, ('q','k','v'))
+    def rms(x): return x.double().pow(2).mean().sqrt().item()
+    eps = torch.finfo(torch.float32).eps
+    for found,wanted,most in zip((out,*(grads[name] for name in 'qkv')), exact, (4,80,80,6)):
+        assert rms(found-wanted)<most*eps*rms(wanted)
+
 def test_the_page_shows_the_file_as_it_is():
     "Chapter 33 quotes core.cpp; what it printed is what the file says now."
     cells = json.loads((HERE.parent/'nbs/engine/33_native.core.ipynb').read_text(encoding='utf-8'))['cells']

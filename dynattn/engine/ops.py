@@ -139,7 +139,8 @@ def _core_is_faster(call, is_causal):
     "Whether the table of chapter 36 has a plain call as the core's, in eager mode and compiled."
     tensors = call.q,call.k,call.v
     has_values = torch.compiler.is_compiling() or plain_tensors(tensors)
-    if transformed() or not has_values or call.v.shape[3]!=call.q.shape[3]: return False
+    if transformed() or not has_values: return False
+    if call.v.shape[3]!=call.q.shape[3]: return True # PyTorch's kernel has no such call
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return core_is_faster(call.q, call.k, is_causal, learns)
 

@@ -366,11 +366,10 @@ template <class real, int QUERIES> struct Lanes {
     typedef Matrix<real> Out;
     typedef Matrix<const real> In;
 
-    // R rows of C, each of V vectors, stay in registers while k runs
+    // R rows of C, each of V vectors, stay in registers while k runs; what is there is added at the
+    // end, so a sum over runs rounds as a sum of sums does
     template <int R, int V> static void micro(Out c, In a, In b, Int depth, bool add) {
-        vec x[R][V];
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
-            x[r][v] = add ? load(c.p+r*c.row+v*LANES) : vec{};
+        vec x[R][V] = {};
         for (Int k = 0; k < depth; k++, a.p += a.col, b.p += b.row) {
             vec y[V];
             UNROLL for (int v = 0; v < V; v++) y[v] = load(b.p+v*LANES);
@@ -379,8 +378,10 @@ template <class real, int QUERIES> struct Lanes {
                 UNROLL for (int v = 0; v < V; v++) x[r][v] += z*y[v];
             }
         }
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
-            store(c.p+r*c.row+v*LANES, x[r][v]);
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) {
+            real *to = c.p+r*c.row+v*LANES;
+            store(to, add ? load(to)+x[r][v] : x[r][v]);
+        }
     }
     // V vectors of each row
     template <int R, int V> static INLINE void panel(Out c, In a, In b, Int rows, Int depth,
@@ -487,9 +488,7 @@ template <class real, int QUERIES> struct Lanes {
     template <int R, int STEP, int V, class Rows>
     static INLINE void sums_at(real *const *o, const real *const *s, Rows v, Int keys, Int e,
                                bool add) {
-        vec sum[R][V];
-        UNROLL for (int i = 0; i < R; i++) UNROLL for (int x = 0; x < V; x++)
-            sum[i][x] = add ? load(o[i]+e+x*LANES) : vec{};
+        vec sum[R][V] = {};
         for (Int j = 0; j < keys; j++) {
             vec y[V];
             const auto *row = v.p+j*v.row+e;
@@ -501,8 +500,10 @@ template <class real, int QUERIES> struct Lanes {
                 UNROLL for (int x = 0; x < V; x++) sum[i][x] += w*y[x];
             }
         }
-        UNROLL for (int i = 0; i < R; i++) UNROLL for (int x = 0; x < V; x++)
-            store(o[i]+e+x*LANES, sum[i][x]);
+        UNROLL for (int i = 0; i < R; i++) UNROLL for (int x = 0; x < V; x++) {
+            real *to = o[i]+e+x*LANES;
+            store(to, add ? load(to)+sum[i][x] : sum[i][x]);
+        }
     }
     // the largest |x|; infinity where a number is not finite. Without their signs, numbers lie as
     // their bits do, NaN on top
@@ -1979,14 +1980,14 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
             for (int v = 0; v*LANES < nq; v++) {
                 const vec even = L::max(most[0][v], most[2][v]);
                 const vec odd = L::max(most[1][v], most[3][v]), high = L::max(even, odd);
-                vec by = L::exp2(top[v]-high), all = sum[v]*by;
+                vec by = L::exp2(top[v]-high), all{};
                 store(shrink+v*LANES, by);
                 for (Int j = 0; j < n; j++) {
                     vec w = L::exp2(load(S+j*QUERIES+v*LANES)-high);
                     store(S+j*QUERIES+v*LANES, w);
                     all += w;
                 }
-                sum[v] = all;
+                sum[v] = sum[v]*by+all;
                 top[v] = high;
             }
             if (p.has_factors) {
@@ -2331,13 +2332,16 @@ template <class real> struct Newest : Softmax<real, SHORT> {
         else mix<N::value>(x.v.below(run.lo-x.lo), run, some);
     }
     template <int R, class Rows> void mix(const Rows &v, const Span &run, Row *const *some) {
-        const real *weights[R];
-        real *to[R];
-        for (int i = 0; i < R; i++) {
-            weights[i] = some[i]->scores+place_of(run, run.lo);
-            to[i] = some[i]->found.values;
+        for (Int lo = run.lo; lo < run.hi; lo += KEYS) {
+            const real *weights[R];
+            real *to[R];
+            for (int i = 0; i < R; i++) {
+                weights[i] = some[i]->scores+place_of(run, lo);
+                to[i] = some[i]->found.values;
+            }
+            const Int n = std::min<Int>(KEYS, run.hi-lo);
+            L::template sums_of<R,1>(to, weights, v.below(lo-run.lo), n, p.dv_width, true);
         }
-        L::template sums_of<R,1>(to, weights, v, run.hi-run.lo, p.dv_width, true);
     }
     // The row of a head in a text, from what its parts found, `step` numbers apart.
     void write(Int b, Int t, Int h, real *found, Int parts, Int step) {
@@ -3067,10 +3071,11 @@ double largest_of(const Rows &x, Int B, Int H, Int N, Int d, const Call &c) {
 
 // A mask [B,H,N,M] of numbers that are 0 where a key is seen, else -infinity or far below 0.
 struct Mask { const char *data; Int b, h, n, B, H, N, M, kind; };
-// Seen are the keys of `keep` whose offset j - i lies from `low` to `high`. All finite numbers that
-// hide a key are `far` below 0, or further; 0 if there is none. The others say whether there is a
-// row without a key, and a key that is hidden from all.
-struct Seen { Int low, high, far, empty, holes; };
+// Seen are the keys of `keep` whose offset j - i lies from `low` to `high`, and where there are
+// several texts, those of the query's text. All finite numbers that hide a key are `far` below 0,
+// or further; 0 if there is none. The others say whether there is a row without a key, and a key
+// that is hidden from all; `pairs` counts what is seen.
+struct Seen { Int low, high, far, empty, holes, texts, pairs; };
 
 template <class U> struct MaskReader {
     const Mask m;
@@ -3094,18 +3099,21 @@ template <class U> struct MaskReader {
             const Int n = std::min<Int>(1024, m.M-j0);
             const U *y = x+j0;
             uint8_t *s = seen+j0, *k = keep+j0;
-            U strange = 0, near = minus_infinity;
+            const U low = minus_infinity, high = far;          // a byte that is written is neither
+            U strange = 0, near = low;
             for (Int j = 0; j < n; j++) {
                 const U zero = (U)(y[j] << 1) == 0;
-                strange |= !(zero | ((y[j] >= far) & (y[j] <= minus_infinity)));
-                near = std::min(near, zero ? minus_infinity : y[j]);
+                strange |= !(zero | ((y[j] >= high) & (y[j] <= low)));
+                near = std::min(near, zero ? low : y[j]);
                 s[j] = (uint8_t)zero;
             }
             if (strange) { other = true; return; }
             for (U seen = nearest; near < seen && !nearest.compare_exchange_weak(seen, near);) {}
-            Int some = 0;
-            for (Int j = 0; j < n; j++) k[j] |= s[j], some += s[j];
-            count += some;
+            for (Int j = 0; j < n; j += 128) {
+                uint8_t some = 0;
+                for (Int i = j; i < std::min(j+128, n); i++) k[i] |= s[i], some += s[i];
+                count += some;
+            }
         }
         Row &r = rows[b*m.N+i];
         r = {0, -1, count};
@@ -3115,14 +3123,15 @@ template <class U> struct MaskReader {
         if (!memchr(seen+r.first, 0, count)) return;           // side by side
         for (r.last = m.M-1; !seen[r.last];) r.last--;
     }
-    // `keep` [B,M] comes back; false where the mask says something else.
-    bool read_all(uint8_t *keep, Seen &found, Int threads, Team *team) {
+    // `keep` [B,M] comes back, and the numbers of texts [B,N]; false where the mask says something
+    // else.
+    bool read_all(uint8_t *keep, Int *texts, Seen &found, Int threads, Team *team) {
         const Int of_task = std::max<Int>(8, (1 << 16)/m.M);    // rows
         const Int parts = (m.N+of_task-1)/of_task, tasks = m.B*parts;
         std::vector<uint8_t> room(tasks*m.M*2);
         auto place = [&](Int t) { return room.data()+t*m.M*2; };
         read(0, m.N-1, place(0), place(0)+m.M);    // most others show there what they are
-        if (other) return false;
+        if (other || (m.N >= SOME*SOME && hides_between(place(0)))) return false;
         run(tasks, std::max<Int>(1, std::min(threads, tasks/2)), team, [&](Int t, Int) {
             const Int first = t%parts*of_task;
             for (Int i = first; i < std::min(first+of_task, m.N) && !other; i++)
@@ -3133,7 +3142,20 @@ template <class U> struct MaskReader {
         for (Int t = 0; t < tasks; t++)
             for (Int j = 0; j < m.M; j++) keep[t/parts*m.M+j] |= place(t)[j];
         if (m.N == 1) return is_keys(keep, found);
-        return is_band(keep, found);
+        return is_band(keep, found) || are_texts(keep, found, texts);
+    }
+    // Whether one of some rows hides a key between two that it sees, which another of them sees:
+    // no band does, so the others need not be read.
+    enum { SOME = 8 };
+    bool hides_between(uint8_t *keep) {
+        for (Int x = 0; x < SOME && !other; x++) read(0, x*m.N/SOME, keep, keep+m.M);
+        for (Int x = 0; x < SOME && !other; x++) {
+            const Row &r = rows[x*m.N/SOME];
+            Int known = 0;
+            for (Int j = r.first; j <= r.last; j++) known += keep[j];
+            if (known != r.count) return true;
+        }
+        return other;
     }
     Int distance() const {
         if (nearest == minus_infinity) return 0;
@@ -3141,17 +3163,18 @@ template <class U> struct MaskReader {
         return (Int)std::min(from_bits(nearest ^ sign, m.kind), 1e18);
     }
     bool is_keys(const uint8_t *keep, Seen &found) const {
-        found = {-m.M, m.M, distance(), 0, memchr(keep, 0, m.B*m.M) != nullptr};
+        found = {-m.M, m.M, distance(), 0, memchr(keep, 0, m.B*m.M) != nullptr, 0, 0};
         for (Int b = 0; b < m.B; b++) found.empty |= rows[b].count == 0;
         return true;
     }
     // The narrowest band around all that is seen: nothing in it may be hidden but by `keep`, and
     // sums of `keep` count what a row would see.
     bool is_band(const uint8_t *keep, Seen &found) const {
-        found = {m.M, -m.M-m.N, distance(), 0, 0};
+        found = {m.M, -m.M-m.N, distance(), 0, 0, 0, 0};
         for (Int b = 0; b < m.B; b++) for (Int i = 0; i < m.N; i++) {
             const Row &r = rows[b*m.N+i];
             if (!r.count) { found.empty = 1; continue; }
+            found.pairs += r.count;
             found.low = std::min(found.low, r.first-i);
             found.high = std::max(found.high, r.last-i);
         }
@@ -3166,6 +3189,35 @@ template <class U> struct MaskReader {
             found.holes |= up_to(end)-up_to(first) < end-first;
         }
         return true;
+    }
+    // Texts end to end, whose queries stand at their keys: a row of the mask is cut wherever no
+    // pair reaches across, and in each piece the same band is seen, but for what `keep` hides.
+    bool are_texts(const uint8_t *keep, Seen &found, Int *texts) {
+        if (m.N > m.M || found.low > 0 || found.high < 0) return false;
+        std::vector<Int> before(m.N+1), next(m.N);             // the first key from row i on
+        for (Int b = 0; b < m.B; b++) {
+            const Row *r = rows.data()+b*m.N;
+            for (Int j = 0; j < m.N; j++) before[j+1] = before[j]+keep[b*m.M+j];
+            Int first = m.M, last = -1, text = 0;
+            for (Int i = m.N-1; i >= 0; i--)
+                next[i] = first = std::min(first, r[i].count ? r[i].first : m.M);
+            for (Int i = 0; i < m.N; i++) {
+                text += i && last < i && next[i] >= i;
+                texts[b*m.N+i] = text;
+                last = std::max(last, r[i].last);
+            }
+            if (last >= m.N) return false;                     // keys behind all texts
+            for (Int start = 0, end; start < m.N; start = end) {
+                for (end = start+1; end < m.N && texts[b*m.N+end] == texts[b*m.N+start];) end++;
+                for (Int i = start; i < end; i++) {
+                    const Int lo = std::max(start, i+found.low), hi = std::min(end, i+found.high+1);
+                    if (r[i].count != before[hi]-before[lo]) return false;
+                }
+            }
+            found.holes |= before[m.N] < m.N;
+            found.texts += text;
+        }
+        return found.texts > 0;                                // else it is no band, and one text
     }
 };
 
@@ -3229,11 +3281,13 @@ EXPORT Int dynattn_forward_within(const Call *c, double limit) {
     if (!(dynattn_largest_score(c, nullptr) <= limit)) return 0;
     return dynattn_forward(c) ? 1 : -1;
 }
-// Whether a mask hides keys, or pairs outside a band, or both: 1 and 0; -1 where memory is lacking.
-EXPORT Int dynattn_read_mask(const Mask *m, uint8_t *keep, Seen *found, Int threads, Team *team) {
+// Whether a mask hides keys, or pairs outside a band or of two texts: 1 and 0; -1 where memory is
+// lacking.
+EXPORT Int dynattn_read_mask(const Mask *m, uint8_t *keep, Int *texts, Seen *found, Int threads,
+                             Team *team) {
     auto read = [&](auto minus_infinity, auto far) {           // -8192 and below is far
         MaskReader<decltype(far)> reader(*m, minus_infinity, far);
-        return reader.read_all(keep, *found, threads, team);
+        return reader.read_all(keep, texts, *found, threads, team);
     };
     try {
         if (m->kind == F64) return read(uint64_t(0xfff0000000000000), uint64_t(0xc0c0000000000000));

@@ -96,7 +96,7 @@ def _typed(lib):
     lib.dynattn_largest_score.restype = ctypes.c_double
     lib.dynattn_forward_within.restype = ctypes.c_int64
     lib.dynattn_read_mask.restype = ctypes.c_int64
-    lib.dynattn_read_mask.argtypes = [*[ctypes.c_void_p]*3, ctypes.c_int64, ctypes.c_void_p]
+    lib.dynattn_read_mask.argtypes = [*[ctypes.c_void_p]*4, ctypes.c_int64, ctypes.c_void_p]
     lib.dynattn_entmax.argtypes = [ctypes.c_void_p]*5+[ctypes.c_int64]*5+[ctypes.c_void_p]
     return lib
 
@@ -354,36 +354,42 @@ solver._by_core = _entmax_rows
 
 # %% ../../../nbs/engine/33_native.core.ipynb #e5a10004
 class Seen(NamedTuple):
-    "A mask in short: query i sees the keys of `keep` at offsets j - i from `low` to `high`."
+    "A mask in short: query i sees the keys of its text at offsets j - i from `low` to `high`."
     keep:Tensor|None # [B,M] or [1,M] bool; None: all keys
     low:int|None # None: no limit
     high:int|None # None: no limit
     far:int # how far below 0 all finite numbers are that hide a pair; 0: only -inf hides
     empty:bool # whether some query sees no key
+    texts:Tensor|None # [B,N] or [1,N] int64, of each query and the key in its place; None: one
+    share:float # of all pairs, how many are seen
 
 def read_mask(
     mask:Tensor, # [B,H,N,M], added to scores; B, H and N may be 1, or repeated with stride 0
 ) -> Seen|None: # None where it says something else
-    "The padding and the band that a floating mask of 0, and of -8192 and below, stands for."
+    "The padding, band and texts that a floating mask of 0, and of -8192 and below, stands for."
     if not mask.numel() or mask.dtype not in _KINDS: return None
     if mask.stride(3)!=1 and mask.shape[3]>1: return None
     sizes = [1 if stride==0 else size for size,stride in zip(mask.shape[:3], mask.stride())]
-    keep = torch.empty(sizes[0], mask.shape[3], dtype=torch.bool)
-    record = struct.pack('=9q', mask.data_ptr(), *mask.stride()[:3], *sizes, mask.shape[3],
+    rows,m = sizes[0]*sizes[2],mask.shape[3]
+    keep = torch.empty(sizes[0], m, dtype=torch.bool)
+    texts = torch.empty(sizes[0], sizes[2], dtype=torch.int64)
+    record = struct.pack('=9q', mask.data_ptr(), *mask.stride()[:3], *sizes, m,
                          _KINDS[mask.dtype])
-    found = (ctypes.c_int64*5)()
+    found = (ctypes.c_int64*7)()
     threads = torch.get_num_threads()
     team = 0 if _forked else _openmp()
-    done = library().dynattn_read_mask(record, keep.data_ptr(), found, threads, team)
+    done = library().dynattn_read_mask(
+        record, keep.data_ptr(), texts.data_ptr(), found, threads, team)
     _done(done>=0)
     if not done: return None
-    what = dict(zip(('low','high','far','empty','holes'), found))
+    what = dict(zip(('low','high','far','empty','holes','texts','pairs'), found))
     band = sizes[2]>1 # a mask of one row says nothing about positions
     return Seen(
         keep=keep if what['holes'] else None,
         low=what['low'] if band else None,
         high=what['high'] if band else None,
-        far=what['far'], empty=bool(what['empty']))
+        far=what['far'], empty=bool(what['empty']),
+        texts=texts if what['texts'] else None, share=what['pairs']/(rows*m))
 
 # %% ../../../nbs/engine/33_native.core.ipynb #e5a10009
 def largest_score(
