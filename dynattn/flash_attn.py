@@ -8,6 +8,7 @@ __all__ = ['VERSION', 'VERSION_3', 'flash_attn_func', 'flash_attn_qkvpacked_func
            'index_first_axis', 'index_put_first_axis', 'unpad_input', 'pad_input',
            'unpad_input_for_concatenated_sequences', 'apply_rotary_emb', 'apply_rotary', 'apply_rotary_emb_torch',
            'apply_rotary_emb_qkv_', 'apply_rotary_emb_kv_', 'RotaryEmbedding', 'flash_attn_with_kvcache',
+           'get_alibi_slopes', 'FlashSelfAttention', 'FlashCrossAttention', 'SelfAttention', 'CrossAttention', 'MHA',
            'flash_attn_3_func', 'flash_attn_3_qkvpacked_func', 'flash_attn_3_varlen_func', 'flash_attn_3_with_kvcache',
            'install']
 
@@ -18,7 +19,9 @@ from importlib.machinery import ModuleSpec
 from typing import Any, Literal, ParamSpec, Protocol, overload
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .kinds import FAR, checked, device as torch_device, flag, floating, got, integer, number
+from torch.utils.checkpoint import checkpoint
+from .kinds import FAR, checked, device as torch_device, dtype as torch_dtype
+from .kinds import flag, floating, got, integer, number
 from .padding import PaddingMask, holds
 from .window import between
 from .engine.call import Call
@@ -894,6 +897,310 @@ def flash_attn_with_kvcache(
     out,lse = _attend(*of_heads, return_softmax_lse, **options)
     return (out,lse) if return_softmax_lse else out
 
+# %% ../nbs/91_flash_attn.ipynb #6d8a0003
+def get_alibi_slopes(
+    nheads:int, # H
+) -> list: # of H numbers
+    "The slopes of ALiBi (Press and others, 2022), as `flash_attn.modules.mha.get_alibi_slopes`."
+    nheads = integer('nheads', nheads, 1)
+    whole = 2**(nheads.bit_length()-1)
+    slopes = [2**(-8*(i+1)/whole) for i in range(whole)]
+    return slopes+[2**(-4*(2*i+1)/whole) for i in range(nheads-whole)]
+
+def _drop_p(module): return module.drop.p if module.training else 0.
+
+def _or(value, default): return default if value is None else value
+
+# %% ../nbs/91_flash_attn.ipynb #6d8a0005
+class FlashSelfAttention(torch.nn.Module):
+    "Attention of one tensor, as `flash_attn.modules.mha.FlashSelfAttention`."
+    @checked(attention_dropout=(0, 1))
+    def __init__(self,
+        causal:bool=False, softmax_scale:float|None=None, # as for `flash_attn_func`
+        attention_dropout:float=0.0, # probability that a weight is dropped in training
+        window_size=(-1,-1), # as for `flash_attn_func`
+        alibi_slopes:Tensor|None=None, # [H] or [B,H], a buffer
+        deterministic:bool=False, # always
+    ):
+        super().__init__()
+        _window(window_size, causal)
+        self.causal,self.softmax_scale = causal,softmax_scale
+        self.drop = torch.nn.Dropout(attention_dropout)
+        self.window_size,self.deterministic = window_size,deterministic
+        self.register_buffer('alibi_slopes', alibi_slopes, persistent=False)
+
+    def forward(self,
+        qkv, # [B,N,3,H,d], or [total,3,H,d] with `cu_seqlens`
+        causal=None, # in place of the constructor's
+        cu_seqlens=None, # [texts+1] int, where packed texts begin, and the end
+        max_seqlen=None, # not needed here
+    ) -> Tensor: # [B,N,H,d], or [total,H,d]
+        "The attention of queries, keys and values."
+        options = (_drop_p(self), self.softmax_scale, _or(causal, self.causal),
+                   self.window_size, 0., self.alibi_slopes)
+        if cu_seqlens is None: return flash_attn_qkvpacked_func(qkv, *options)
+        return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *options)
+
+class FlashCrossAttention(torch.nn.Module):
+    "Attention to keys and values of one tensor, as `flash_attn.modules.mha.FlashCrossAttention`."
+    @checked(attention_dropout=(0, 1))
+    def __init__(self,
+        causal:bool=False, softmax_scale:float|None=None, # as for `flash_attn_func`
+        attention_dropout:float=0.0, # probability that a weight is dropped in training
+        alibi_slopes:Tensor|None=None, # [H] or [B,H], a buffer
+        window_size=(-1,-1), # as for `flash_attn_func`
+        deterministic:bool=False, # always
+    ):
+        super().__init__()
+        _window(window_size, causal)
+        self.causal,self.softmax_scale = causal,softmax_scale
+        self.drop = torch.nn.Dropout(attention_dropout)
+        self.window_size,self.deterministic = window_size,deterministic
+        self.register_buffer('alibi_slopes', alibi_slopes, persistent=False)
+
+    def forward(self,
+        q, # [B,N,H,d], or [total_q,H,d] with `cu_seqlens`
+        kv, # [B,M,2,Hkv,d], or [total_k,2,Hkv,d]
+        causal=None, # in place of the constructor's
+        cu_seqlens=None, # [texts+1] int, where the texts of the queries begin, and the end
+        max_seqlen=None, # not needed here
+        cu_seqlens_k=None, # [texts+1] int, the same of the keys
+        max_seqlen_k=None, # not needed here
+    ) -> Tensor: # [B,N,H,d], or [total_q,H,d]
+        "The attention of queries to keys and values."
+        options = (_drop_p(self), self.softmax_scale, _or(causal, self.causal),
+                   self.window_size, 0., self.alibi_slopes)
+        if cu_seqlens is None: return flash_attn_kvpacked_func(q, kv, *options)
+        return flash_attn_varlen_kvpacked_func(
+            q, kv, cu_seqlens, _or(cu_seqlens_k, cu_seqlens), max_seqlen, max_seqlen_k, *options)
+
+# %% ../nbs/91_flash_attn.ipynb #6d8a0006
+def _with_mask(module, q, k, v, causal, mask, q_offset): # [B,N,H,d] -> [B,N,H,d]
+    "The attention of a module, among the keys of a mask."
+    padding = None
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.shape!=k.shape[:2]:
+            raise ValueError(f"key_padding_mask: expected a Tensor [B,M]={tuple(k.shape[:2])}, "
+                             f"got {got(mask)}")
+        padding = PaddingMask.from_keep(mask)
+    q,k,v = _heads_first(4, q=q, k=k, v=v)
+    options = _options(module.softmax_scale, _or(causal, module.causal), dropout=_drop_p(module))
+    return _attend(q, k, v, False, padding=padding, **q_offset, **options)[0]
+
+# %% ../nbs/91_flash_attn.ipynb #6d8a0007
+class SelfAttention(torch.nn.Module):
+    "Attention of one tensor with a mask of keys, as `flash_attn.modules.mha.SelfAttention`."
+    @checked(attention_dropout=(0, 1))
+    def __init__(self,
+        causal:bool=False, softmax_scale:float|None=None, # as for `flash_attn_func`
+        attention_dropout:float=0.0, # probability that a weight is dropped in training
+    ):
+        super().__init__()
+        self.causal,self.softmax_scale = causal,softmax_scale
+        self.drop = torch.nn.Dropout(attention_dropout)
+
+    def forward(self,
+        qkv, # [B,N,3,H,d]
+        causal=None, # in place of the constructor's
+        key_padding_mask=None, # [B,N] bool, True takes part
+    ) -> Tensor: # [B,N,H,d]
+        "The attention of queries, keys and values."
+        return _with_mask(self, *_unpacked('qkv', qkv, 3, 5), causal, key_padding_mask, {})
+
+class CrossAttention(torch.nn.Module):
+    "Attention to other keys with a mask of them, as `flash_attn.modules.mha.CrossAttention`."
+    @checked(attention_dropout=(0, 1))
+    def __init__(self,
+        causal:bool=False, softmax_scale:float|None=None, # as for `flash_attn_func`
+        attention_dropout:float=0.0, # probability that a weight is dropped in training
+    ):
+        super().__init__()
+        self.causal,self.softmax_scale = causal,softmax_scale
+        self.drop = torch.nn.Dropout(attention_dropout)
+
+    def forward(self,
+        q, # [B,N,H,d]
+        kv, # [B,M,2,Hkv,d]
+        causal=None, # in place of the constructor's; the last query has the place of the last key
+        key_padding_mask=None, # [B,M] bool, True takes part; those that do stand in front
+    ) -> Tensor: # [B,N,H,d]
+        "The attention of queries to keys and values."
+        _heads_first(4, q=q)
+        k,v = _unpacked('kv', kv, 2, 5)
+        n = q.shape[1]
+        at = dict(q_offset=k.shape[1]-n)
+        has_mask = isinstance(key_padding_mask, Tensor) and key_padding_mask.shape==k.shape[:2]
+        if has_mask: at = dict(q_offsets=key_padding_mask.sum(1)-n)
+        return _with_mask(self, q, k, v, causal, key_padding_mask, at)
+
+# %% ../nbs/91_flash_attn.ipynb #6d8a0009
+def _update_kv_cache(
+    kv, # [B,N,2,Hkv,d]
+    inference_params, # the package's `InferenceParams`
+    layer_idx, # the key of the layer's cache
+): # -> [B,M,2,Hkv,d], what the cache holds now
+    "New keys and values join a cache, as in `flash_attn.modules.mha`."
+    p,held = inference_params,inference_params.key_value_memory_dict
+    if layer_idx not in held:
+        held[layer_idx] = kv.new_empty(p.max_batch_size, p.max_seqlen, *kv.shape[2:])
+    first,end = p.seqlen_offset,p.seqlen_offset+kv.shape[1]
+    rows = slice(p.batch_size_offset, p.batch_size_offset+len(kv))
+    if rows.stop>len(held[layer_idx]) or end>held[layer_idx].shape[1]:
+        raise ValueError(f"inference_params: expected a cache for {rows.stop} rows of {end} "
+                         f"tokens, got one of shape {tuple(held[layer_idx].shape)}")
+    held[layer_idx][rows,first:end] = kv
+    return held[layer_idx][rows,:end]
+
+def _joined(attend, q, kv, inference_params, layer_idx): # -> [B,N,H,d]
+    "New keys and values join a cache of one length for each row, and queries attend to it."
+    cache = inference_params.key_value_memory_dict[layer_idx][:len(q)]
+    lengths = inference_params.lengths_per_sample
+    lengths = inference_params.seqlen_offset if lengths is None else lengths[:len(q)]
+    return flash_attn_with_kvcache(
+        q, cache[:,:,0], cache[:,:,1], kv[:,:,0], kv[:,:,1], cache_seqlens=lengths,
+        softmax_scale=attend.softmax_scale, causal=attend.causal,
+        window_size=attend.window_size, alibi_slopes=attend.alibi_slopes)
+
+# %% ../nbs/91_flash_attn.ipynb #6d8a000a
+class MHA(torch.nn.Module):
+    "Multi-head attention with its linear layers, as `flash_attn.modules.mha.MHA`."
+    @checked(embed_dim=1, num_heads=1, num_heads_kv=1, dropout=(0, 1), rotary_emb_dim=0)
+    def __init__(self,
+        embed_dim:int, # D
+        num_heads:int, # H, divides D
+        num_heads_kv:int|None=None, # Hkv, divides H (default: H)
+        cross_attn:bool=False, # keys and values of another tensor
+        qkv_proj_bias:bool=True, out_proj_bias:bool=True, # whether linear layers have one
+        dropout:float=0.0, # probability that a weight is dropped in training
+        softmax_scale:float|None=None, causal:bool=False, # as for `flash_attn_func`
+        layer_idx:int|None=None, # the key of its cache
+        dwconv:bool=False, # refused
+        rotary_emb_dim:int=0, # how many entries of a head are turned by position
+        rotary_emb_base:float=10000.0, # as for `RotaryEmbedding`
+        rotary_emb_scale_base:float|None=None, # as for `RotaryEmbedding`
+        rotary_emb_interleaved:bool=False, # as for `RotaryEmbedding`
+        use_alibi:bool=False, # the slopes of `get_alibi_slopes`
+        window_size=(-1,-1), # as for `flash_attn_func`
+        fused_bias_fc:bool=False, # without effect
+        use_flash_attn:bool=False, # slopes, a window and packed texts, but no mask of keys
+        return_residual:bool=False, # return (out, x)
+        checkpointing:bool=False, # compute the attention once more for its gradient
+        device=None, dtype=None, # of the parameters
+    ):
+        super().__init__()
+        heads_kv = _or(num_heads_kv, num_heads)
+        if embed_dim%num_heads:
+            raise ValueError(f"num_heads: expected a divisor of {embed_dim}, got {num_heads}")
+        if num_heads%heads_kv:
+            raise ValueError(f"num_heads_kv: expected a divisor of {num_heads}, got {heads_kv}")
+        if dwconv: raise ValueError("dwconv: expected False, got True; it is not computed here")
+        if cross_attn and rotary_emb_dim:
+            raise ValueError(f"rotary_emb_dim: expected 0 with cross_attn, got {rotary_emb_dim}")
+        if use_alibi and not use_flash_attn:
+            raise ValueError("use_alibi: expected False without use_flash_attn, got True")
+        if _window(window_size, causal) is not None and not use_flash_attn:
+            raise ValueError("window_size: expected (-1, -1) without use_flash_attn, "
+                             f"got {window_size}")
+        if device is not None: device = torch_device('device', device)
+        if dtype is not None: dtype = torch_dtype('dtype', dtype)
+        self.embed_dim,self.head_dim = embed_dim,embed_dim//num_heads
+        self.num_heads,self.num_heads_kv = num_heads,heads_kv
+        self.cross_attn,self.causal,self.layer_idx = cross_attn,causal,layer_idx
+        self.dwconv,self.rotary_emb_dim = dwconv,rotary_emb_dim
+        self.use_flash_attn,self.return_residual = use_flash_attn,return_residual
+        self.checkpointing = checkpointing
+        words = dict(device=device, dtype=dtype)
+        of_keys = 2*heads_kv*self.head_dim
+        if cross_attn:
+            self.Wq = torch.nn.Linear(embed_dim, embed_dim, qkv_proj_bias, **words)
+            self.Wkv = torch.nn.Linear(embed_dim, of_keys, qkv_proj_bias, **words)
+        else: self.Wqkv = torch.nn.Linear(embed_dim, embed_dim+of_keys, qkv_proj_bias, **words)
+        if rotary_emb_dim:
+            self.rotary_emb = RotaryEmbedding(
+                rotary_emb_dim, rotary_emb_base, rotary_emb_interleaved, rotary_emb_scale_base,
+                device)
+        slopes = torch.tensor(get_alibi_slopes(num_heads), device=device) if use_alibi else None
+        of_flash = dict(window_size=window_size, alibi_slopes=slopes) if use_flash_attn else {}
+        one = FlashSelfAttention if use_flash_attn else SelfAttention
+        other = FlashCrossAttention if use_flash_attn else CrossAttention
+        self.inner_attn = one(causal, softmax_scale, dropout, **of_flash)
+        self.inner_cross_attn = other(causal, softmax_scale, dropout, **of_flash)
+        self.out_proj = torch.nn.Linear(embed_dim, embed_dim, out_proj_bias, **words)
+
+    @checked(batch_size=0, max_seqlen=0)
+    def allocate_inference_cache(self,
+        batch_size:int, max_seqlen:int, # rows, and tokens of each
+        dtype:torch.dtype|None=None, # of the cache (default: that of the parameters)
+    ) -> Tensor: # [B,M,2,Hkv,d]
+        "Memory for a cache of this layer."
+        return self.out_proj.weight.new_empty(
+            batch_size, max_seqlen, 2, self.num_heads_kv, self.head_dim, dtype=dtype)
+
+    def _check(self, x, x_kv, mask, ends, subset, params):
+        floating('x', x, '[B,N,D] or [total,D]')
+        if x.dim()!=(3 if ends is None else 2) or x.shape[-1]!=self.embed_dim:
+            layout = '[B,N' if ends is None else '[total'
+            raise ValueError(f"x: expected {layout},{self.embed_dim}], got {tuple(x.shape)}")
+        for name,given,refused,why in (
+            ('x_kv', x_kv, not self.cross_attn, 'without cross_attn'),
+            ('mixer_subset', subset, not self.cross_attn, 'without cross_attn'),
+            ('key_padding_mask', mask, self.use_flash_attn, 'with use_flash_attn'),
+            ('cu_seqlens', ends, not self.use_flash_attn, 'without use_flash_attn'),
+            ('cu_seqlens', ends, self.rotary_emb_dim>0, 'with rotary_emb_dim'),
+            ('key_padding_mask', mask, params is not None, 'beside inference_params'),
+            ('cu_seqlens', ends, params is not None, 'beside inference_params'),
+            ('inference_params', params, self.layer_idx is None, 'without a layer_idx')):
+            if given is not None and refused:
+                raise ValueError(f"{name}: expected None {why}, got one")
+        if params is not None and not hasattr(params, 'key_value_memory_dict'):
+            raise TypeError("inference_params: expected a record with a key_value_memory_dict, "
+                            f"got {got(params)}")
+
+    def _attended(self, attend, inputs, words): # q and kv, or qkv
+        if not self.checkpointing: return attend(*inputs, **words)
+        return checkpoint(attend, *inputs, use_reentrant=False, **words)
+
+    def forward(self,
+        x:Tensor, # [B,N,D], or [total,D] with `cu_seqlens`
+        x_kv:Tensor|None=None, # [B,M,D] with `cross_attn` (default: x)
+        key_padding_mask=None, # [B,M] bool, True takes part; without `use_flash_attn`
+        cu_seqlens=None, # [texts+1] int, where packed texts begin, and the end
+        max_seqlen=None, # not needed here
+        mixer_subset=None, # with `cross_attn`: the tokens of x that ask, an index
+        inference_params=None, # the package's record of a cache
+        **kwargs, # of the attention inside, such as `causal`
+    ) -> Tensor|tuple: # like x, or (out, x)
+        "The attention of `x` to itself, or to `x_kv`."
+        params = inference_params
+        self._check(x, x_kv, key_padding_mask, cu_seqlens, mixer_subset, params)
+        words = dict(key_padding_mask=key_padding_mask)
+        if self.use_flash_attn: words = dict(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
+        words |= kwargs
+        def turned(*inputs):
+            if not self.rotary_emb_dim: return inputs
+            first = 0 if params is None else _or(params.lengths_per_sample, params.seqlen_offset)
+            most = None if params is None else params.max_seqlen
+            out = self.rotary_emb(*inputs, seqlen_offset=first, max_seqlen=most)
+            return out if isinstance(out, tuple) else (out,)
+        of_q,of_kv = (self.num_heads,self.head_dim),(2,self.num_heads_kv,self.head_dim)
+        alike = not self.cross_attn and self.num_heads==self.num_heads_kv
+        if alike:
+            qkv, = turned(self.Wqkv(x).unflatten(-1, (3,*of_q)))
+            q,kv = qkv[...,0,:,:],qkv[...,1:,:,:]
+        elif self.cross_attn:
+            q = self.Wq(x if mixer_subset is None else x[:,mixer_subset]).unflatten(-1, of_q)
+            kv = self.Wkv(_or(x_kv, x)).unflatten(-1, of_kv)
+        else:
+            q,kv = self.Wqkv(x).split((self.embed_dim,math.prod(of_kv)), -1)
+            q,kv = turned(q.unflatten(-1, of_q), kv.unflatten(-1, of_kv))
+        if params is None and alike: out = self._attended(self.inner_attn, (qkv,), words)
+        elif params is None: out = self._attended(self.inner_cross_attn, (q,kv), words)
+        elif params.seqlen_offset==0 or not self.use_flash_attn:
+            out = self.inner_cross_attn(q, _update_kv_cache(kv, params, self.layer_idx))
+        else: out = _joined(self.inner_cross_attn, q, kv, params, self.layer_idx)
+        out = self.out_proj(out.flatten(-2))
+        return (out,x) if self.return_residual else out
+
 # %% ../nbs/91_flash_attn.ipynb #4e11a4ba
 def _refuse(**given): # name -> value; None or 0 is served
     "Refuse by name what has no meaning on a CPU, or is not computed here."
@@ -1151,6 +1458,11 @@ _ROTARY = dict(
     apply_rotary=apply_rotary, apply_rotary_emb_torch=apply_rotary_emb_torch,
     apply_rotary_emb_qkv_=apply_rotary_emb_qkv_, apply_rotary_emb_kv_=apply_rotary_emb_kv_,
     RotaryEmbedding=RotaryEmbedding)
+_ATTENTION = _TWO | dict(
+    MHA=MHA, SelfAttention=SelfAttention, CrossAttention=CrossAttention,
+    FlashSelfAttention=FlashSelfAttention, FlashCrossAttention=FlashCrossAttention,
+    RotaryEmbedding=RotaryEmbedding, get_alibi_slopes=get_alibi_slopes,
+    _update_kv_cache=_update_kv_cache) # there are imports of the package's among them
 
 def _of_einops(name):
     "The package's module imports `rearrange`, and programs take it from there."
@@ -1163,6 +1475,7 @@ _MODULES = {
     'flash_attn.flash_attn_interface': _TWO | _HALVES,
     'flash_attn.bert_padding': _PADDING | dict(__getattr__=_of_einops),
     'flash_attn.layers': {}, 'flash_attn.layers.rotary': _ROTARY,
+    'flash_attn.modules': {}, 'flash_attn.modules.mha': _ATTENTION,
     'flash_attn.ops': {}, 'flash_attn.ops.triton': {},
     'flash_attn.ops.triton.rotary': dict(apply_rotary=apply_rotary),
     'flash_attn_interface': _THREE,
@@ -1175,7 +1488,9 @@ _ELSEWHERE = { # modules of the package without attention, and those in them -> 
     'flash_attn.losses': 'torch.nn.CrossEntropyLoss',
     'flash_attn.ops':
         'torch.nn.Linear, torch.nn.LayerNorm, torch.nn.RMSNorm and torch.nn.functional',
-    'flash_attn.modules': 'dynattn.MultiheadAttention and torch.nn',
+    'flash_attn.modules': 'flash_attn.modules.mha and torch.nn',
+    'flash_attn.flash_attention': 'flash_attn.modules.mha, which came in its place,',
+    'flash_attn.flash_attn_triton': 'flash_attn.flash_attn_func',
     'flash_attn.models': 'transformers',
     'flash_attn.utils': 'torch.distributed and transformers',
     'flash_attn.layers.patch_embed': 'torch.nn.Conv2d'}

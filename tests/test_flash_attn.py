@@ -4,7 +4,7 @@ import importlib, importlib.metadata, inspect, math, random, subprocess, sys
 from types import SimpleNamespace
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
-from dynattn import flash_attn as fa
+from dynattn import PaddingMask, dense_attention, flash_attn as fa
 
 WIDE = dict(dtype=torch.float64)
 INSTALLED = importlib.util.find_spec('flash_attn') is not None     # the real one
@@ -964,6 +964,144 @@ def test_names_that_programs_import():
         from flash_attn_3.flash_attn_interface import flash_attn_varlen_func # Megatron
         assert flash_attn_varlen_func is fa.flash_attn_3_varlen_func
         if importlib.util.find_spec('einops') is not None: assert padding.rearrange is importlib.import_module('einops').rearrange
+
+# ---- modules of attention
+
+def reference_mha(module, x, x_kv=None, *, keep=None, window=None, causal=False, slopes=None, turn=None):
+    "What `MHA` stands for: its linear layers and the dense attention, [B,N,D]"
+    kv_of = x if x_kv is None else x_kv
+    h,hk,d = module.num_heads,module.num_heads_kv,module.head_dim
+    if module.cross_attn: q,kv = module.Wq(x),module.Wkv(kv_of)
+    else: q,kv = module.Wqkv(x).split((h*d,2*hk*d), -1)
+    q,(k,v) = q.unflatten(-1, (h,d)),kv.unflatten(-1, (2,hk,d)).unbind(2)
+    if turn is not None: q,k = (turn(t, torch.arange(t.shape[1])) for t in (q,k))
+    n,m = q.shape[1],k.shape[1]
+    bias = None if slopes is None else -slopes[:,None]*torch.arange(-max(n, m), max(n, m)+1).abs()
+    padding = None if keep is None else PaddingMask.from_keep(keep)
+    out = dense_attention(*(t.transpose(1, 2) for t in (q,k,v)), is_causal=causal, q_offset=m-n, window=window, rel_bias=bias,
+                          padding=padding, scale=module.inner_attn.softmax_scale)
+    return module.out_proj(out.transpose(1, 2).flatten(-2))
+
+@pytest.mark.parametrize('seed', range(40))
+def test_a_layer_is_dense_attention_between_its_linear_layers(seed):
+    "Output and all gradients in float64: heads of keys in groups, other keys, windows, slopes, positions, masks, residuals"
+    r,g = random.Random(seed),torch.Generator().manual_seed(seed)
+    h = r.choice((1,2,6))
+    d,flash,cross,causal = r.choice((4,8)),r.random()<.5,r.random()<.3,r.random()<.5
+    words = dict(num_heads_kv=r.choice((None,*(i for i in (1,2,3) if h%i==0))), cross_attn=cross, causal=causal, use_flash_attn=flash,
+                 softmax_scale=r.choice((None,.3)), qkv_proj_bias=r.random()<.5, checkpointing=r.random()<.3, return_residual=r.random()<.3)
+    turn = window = slopes = keep = None
+    if not cross and r.random()<.5:
+        words |= dict(rotary_emb_dim=4, rotary_emb_interleaved=r.random()<.5)
+        turn = lambda x, place: complex_turn(x, place, dim=4, interleaved=words['rotary_emb_interleaved'])
+    if flash and r.random()<.5: words |= dict(window_size=(window := (2,1)))
+    if flash and r.random()<.5:
+        words |= dict(use_alibi=True)
+        slopes = torch.tensor(fa.get_alibi_slopes(h), **WIDE)
+    torch.manual_seed(seed)
+    module = fa.MHA(h*d, h, **words).double()
+    n = r.choice((1,3,7))
+    m = n+r.choice((0,2,5)) if cross else n
+    x,x_kv = (torch.randn(2, size, h*d, generator=g, **WIDE).requires_grad_() for size in (n,m))
+    given = dict(x_kv=x_kv) if cross else {}
+    if not flash and not causal and r.random()<.6: given |= dict(key_padding_mask=(keep := torch.arange(m)<torch.tensor([[m],[max(m-2, 1)]])))
+    want = reference_mha(module, x, x_kv if cross else None, keep=keep, window=window, causal=causal, slopes=slopes, turn=turn)
+    got = module(x, **given)
+    if words['return_residual']: got,same = got; assert same is x
+    tolerance = dict(rtol=0, atol=1e-9 if turn is None else 2e-5) # tables of angles are made in float32
+    assert_close(got, want, **tolerance)
+    leaves = [x,*([x_kv] if cross else []),*module.parameters()]
+    dout = torch.randn(got.shape, generator=g, **WIDE)
+    for a,b in zip(torch.autograd.grad(got, leaves, dout), torch.autograd.grad(want, leaves, dout)): assert_close(a, b, **tolerance)
+
+def test_a_layer_has_the_names_of_the_packages():
+    "A `state_dict` of one fits the other; buffers are not in it"
+    assert [*fa.MHA(8, 2, use_flash_attn=True, use_alibi=True, rotary_emb_dim=4).state_dict()]==['Wqkv.weight','Wqkv.bias','out_proj.weight','out_proj.bias']
+    assert [*fa.MHA(8, 2, cross_attn=True, qkv_proj_bias=False).state_dict()]==['Wq.weight','Wkv.weight','out_proj.weight','out_proj.bias']
+    assert fa.MHA(8, 4, num_heads_kv=2).Wqkv.weight.shape==(16,8)
+    assert fa.MHA(8, 2, dtype=torch.bfloat16).allocate_inference_cache(3, 5).shape==(3,5,2,2,4)
+
+def test_packed_texts_in_a_layer():
+    torch.manual_seed(0)
+    module = fa.MHA(8, 2, causal=True, use_flash_attn=True).double()
+    x = torch.randn(9, 8, **WIDE)
+    ends = torch.tensor([0,2,9], dtype=torch.int32)
+    want = torch.cat([module(x[None,a:b])[0] for a,b in ((0,2),(2,9))])
+    assert_close(module(x, cu_seqlens=ends, max_seqlen=7), want)
+    grouped = fa.MHA(8, 4, num_heads_kv=2, use_flash_attn=True).double()
+    want = torch.cat([grouped(x[None,a:b])[0] for a,b in ((0,2),(2,9))])
+    assert_close(grouped(x, cu_seqlens=ends, max_seqlen=7), want)
+
+class Record:
+    "As the package's `InferenceParams`"
+    def __init__(self, rows, most, lengths=None):
+        self.max_batch_size,self.max_seqlen,self.lengths_per_sample = rows,most,lengths
+        self.seqlen_offset = self.batch_size_offset = 0
+        self.key_value_memory_dict = {}
+
+@pytest.mark.parametrize('words', [{}, dict(use_flash_attn=True), dict(use_flash_attn=True, window_size=(2,0)), dict(num_heads_kv=1, use_flash_attn=True),
+                                   dict(num_heads_kv=1), dict(use_flash_attn=True, use_alibi=True)], ids=str)
+@pytest.mark.parametrize('turned', [0, 4])
+def test_a_layer_step_by_step_is_the_layer(words, turned):
+    torch.manual_seed(0)
+    module = fa.MHA(16, 4, layer_idx=7, causal=True, rotary_emb_dim=turned, **words).double()
+    x = torch.randn(2, 7, 16, **WIDE)
+    record,steps = Record(2, 8),[]
+    with torch.no_grad():
+        for first,end in ((0,3),(3,4),(4,6),(6,7)):
+            record.seqlen_offset = first
+            steps.append(module(x[:,first:end], inference_params=record))
+        assert_close(torch.cat(steps, 1), module(x), rtol=0, atol=1e-5 if turned else 1e-9)
+        assert record.key_value_memory_dict[7].shape==(2,8,2,module.num_heads_kv,4)
+        record.seqlen_offset = 8
+        with pytest.raises(ValueError, match='inference_params|cache_seqlens'): module(x[:,:1], inference_params=record)
+
+def test_rows_of_a_layer_have_lengths_of_their_own():
+    torch.manual_seed(0)
+    module = fa.MHA(16, 4, layer_idx=0, causal=True, rotary_emb_dim=4, use_flash_attn=True).double()
+    x = torch.randn(2, 5, 16, **WIDE)
+    record = Record(2, 8)
+    with torch.no_grad():
+        module(x[:,:4], inference_params=record)
+        record.seqlen_offset,record.lengths_per_sample = 4,torch.tensor([2,4])
+        step = module(x[:,4:], inference_params=record)
+        for row,length in enumerate((2,4)):
+            whole = module(torch.cat((x[row:row+1,:length],x[row:row+1,4:]), 1))
+            assert_close(step[row,0], whole[0,-1], rtol=0, atol=1e-5)
+
+def test_slopes_of_any_number_of_heads():
+    "As the paper's code: of the next power of two every other one, where the number is none"
+    assert fa.get_alibi_slopes(4)==[.25,.0625,.015625,.00390625]
+    assert fa.get_alibi_slopes(6)==fa.get_alibi_slopes(4)+fa.get_alibi_slopes(8)[::2][:2]
+    assert fa.get_alibi_slopes(12)==fa.get_alibi_slopes(8)+fa.get_alibi_slopes(16)[::2][:4] and len(fa.get_alibi_slopes(1))==1
+
+TOKENS = torch.ones(1, 4, 8)
+@pytest.mark.parametrize('call,error,said', [
+    (lambda: fa.MHA(8, 3), ValueError, 'num_heads: expected a divisor of 8'),
+    (lambda: fa.MHA(8, 4, num_heads_kv=3), ValueError, 'num_heads_kv: expected a divisor of 4'),
+    (lambda: fa.MHA(8, 2, dwconv=True), ValueError, 'dwconv: expected False'),
+    (lambda: fa.MHA(8, 2, use_alibi=True), ValueError, 'use_alibi: expected False without use_flash_attn'),
+    (lambda: fa.MHA(8, 2, window_size=(2,0)), ValueError, 'window_size: expected .* without use_flash_attn'),
+    (lambda: fa.MHA(8, 2, cross_attn=True, rotary_emb_dim=4), ValueError, 'rotary_emb_dim: expected 0 with cross_attn'),
+    (lambda: fa.MHA(8, 2)(TOKENS[...,:6]), ValueError, r'x: expected \[B,N,8\]'),
+    (lambda: fa.MHA(8, 2)(TOKENS, x_kv=TOKENS), ValueError, 'x_kv: expected None without cross_attn'),
+    (lambda: fa.MHA(8, 2)(TOKENS[0], cu_seqlens=torch.tensor([0,4])), ValueError, 'cu_seqlens: expected None without use_flash_attn'),
+    (lambda: fa.MHA(8, 2, use_flash_attn=True)(TOKENS, key_padding_mask=torch.ones(1, 4, dtype=torch.bool)), ValueError, 'key_padding_mask: expected None with'),
+    (lambda: fa.MHA(8, 2)(TOKENS, key_padding_mask=torch.ones(1, 3, dtype=torch.bool)), ValueError, 'key_padding_mask: expected a Tensor'),
+    (lambda: fa.MHA(8, 2)(TOKENS, inference_params=Record(1, 4)), ValueError, 'inference_params: expected None without a layer_idx'),
+    (lambda: fa.MHA(8, 2, layer_idx=0)(TOKENS, inference_params=Record(1, 3)), ValueError, 'inference_params: expected a cache for 1 rows of 4 tokens'),
+    (lambda: fa.FlashSelfAttention(window_size=3), ValueError, 'window_size: expected a pair')])
+def test_a_layer_refuses_by_name(call, error, said):
+    with pytest.raises(error, match=said): call()
+
+@no_other
+def test_prog6_modules_that_programs_import():
+    "UniRig takes `MHA`, nanotron a function, InternEvo the attention inside; what is not attention says so"
+    with fa.install():
+        from flash_attn.modules.mha import MHA, FlashCrossAttention, FlashSelfAttention, flash_attn_varlen_kvpacked_func
+        assert MHA is fa.MHA and FlashSelfAttention is fa.FlashSelfAttention and flash_attn_varlen_kvpacked_func is fa.flash_attn_varlen_kvpacked_func
+        for name,other in (('modules.mlp','torch.nn'), ('flash_attention','flash_attn.modules.mha'), ('flash_attn_triton','flash_attn.flash_attn_func')):
+            with pytest.raises(ModuleNotFoundError, match=f'flash_attn.{name}: .*{other}'): importlib.import_module(f'flash_attn.{name}')
 
 # ---- transformers
 
