@@ -16,7 +16,7 @@ __all__ = ['VERSION', 'VERSION_3', 'flash_attn_func', 'flash_attn_qkvpacked_func
 import importlib.metadata, importlib.util, math, numbers, re, sys, types
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from typing import Any, Literal, ParamSpec, Protocol, overload
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, overload
 import torch, torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -814,6 +814,55 @@ def _check_rows(b, rows, block_table, cache_batch_idx, cache_leftpad):
     elif cache_batch_idx is None and rows<b:
         raise ValueError(f"k_cache: expected {b} rows at least, as q has, got {rows}")
 
+# %% ../nbs/91_flash_attn.ipynb #n35661003
+class _Places(NamedTuple):
+    "Where the keys of each row lie in a cache."
+    first:Tensor # [B], the place of a row's first key
+    sizes:Tensor # [B], that of its first new key
+    ends:Tensor # [B], behind its last one
+    longest:int # the largest of these
+    most:int # places that a row has
+    row:Tensor|None # [B], the rows of the cache; None: its first ones
+    table:Tensor|None # [B,blocks], the pages of each row; None: a row lies in one piece
+
+    def options(self, n): # queries of a row
+        "The arguments of `attention` that say which keys there are."
+        if not self.first.any() and bool((self.ends==self.longest).all()):
+            return dict(q_offset=self.longest-n)
+        key = torch.arange(self.longest)
+        keep = (key>=self.first[:,None]) & (key<self.ends[:,None])
+        return dict(q_offsets=self.ends-n, padding=PaddingMask.from_keep(keep))
+
+    def of_new(self, count, page): # new keys of each row; places of a row of the cache
+        "The index of the new keys' places, [B,new] of rows and of places in them."
+        at = self.sizes[:,None]+torch.arange(count)
+        if self.table is not None: return self.table.gather(1, at//page),at%page
+        row = torch.arange(len(at)) if self.row is None else self.row
+        return row[:,None],at
+
+    def read(self, cache): # -> [B,longest,Hkv,d]
+        "The keys or values of all rows."
+        if self.table is not None: return cache[self.table].flatten(1, 2)[:,:self.longest]
+        row = slice(len(self.ends)) if self.row is None else self.row
+        return cache[row,:self.longest]
+
+def _places(cache, b, new, cache_seqlens, cache_batch_idx, cache_leftpad, block_table):
+    "The record of a call, whose numbers are within bounds."
+    rows,page = cache.shape[:2]
+    most = page if block_table is None else page*block_table.shape[1]
+    given = most if cache_seqlens is None else cache_seqlens
+    sizes = _ints_within('cache_seqlens', given, b, 0, most-new)
+    leftpad = 0 if cache_leftpad is None else cache_leftpad
+    first = _ints_within('cache_leftpad', leftpad, b, 0, most)
+    if (first>sizes).any():
+        raise ValueError("cache_leftpad: expected at most cache_seqlens, got more")
+    row = cache_batch_idx
+    if row is not None: row = _ints_within('cache_batch_idx', row, b, 0, rows-1)
+    ends = sizes+new
+    longest = int(ends.max()) if b else 0
+    table = None if block_table is None else _needed_pages(block_table, ends, page, rows)
+    return _Places(first, sizes, ends, longest, most, row, table)
+
 # %% ../nbs/91_flash_attn.ipynb #eff412eb
 @_attends
 @torch.no_grad()
@@ -843,34 +892,16 @@ def flash_attn_with_kvcache(
     return_softmax_lse = flag('return_softmax_lse', return_softmax_lse)
     rotary_interleaved = flag('rotary_interleaved', rotary_interleaved)
     b,n,_,_ = q.shape
-    rows,page = k_cache.shape[:2]
     _check_new(b, k, v, k_cache, v_cache, cache_seqlens)
-    _check_rows(b, rows, block_table, cache_batch_idx, cache_leftpad)
+    _check_rows(b, len(k_cache), block_table, cache_batch_idx, cache_leftpad)
     new = 0 if k is None else k.shape[1]
-    places = page if block_table is None else page*block_table.shape[1]
-    given = places if cache_seqlens is None else cache_seqlens
-    sizes = _ints_within('cache_seqlens', given, b, 0, places-new)
-    given = 0 if cache_leftpad is None else cache_leftpad
-    first = _ints_within('cache_leftpad', given, b, 0, places)
-    if (first>sizes).any():
-        raise ValueError("cache_leftpad: expected at most cache_seqlens, got more")
-    row = torch.arange(b)
-    if cache_batch_idx is not None:
-        row = _ints_within('cache_batch_idx', cache_batch_idx, b, 0, rows-1)
-    ends = sizes+new
-    longest = int(ends.max()) if b else 0
-    table = None if block_table is None else _needed_pages(block_table, ends, page, rows)
+    places = _places(k_cache, b, new, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
 
     by_heads = q.transpose(1, 2)
-    alibi = _alibi(alibi_slopes, by_heads, b, max(n, places, 1))
+    alibi = _alibi(alibi_slopes, by_heads, b, max(n, places.most, 1))
     options = _options(softmax_scale, causal, window_size, softcap, alibi, s_aux)
-    alike = not first.any() and bool((ends==longest).all())
-    if alike: options['q_offset'] = longest-n
-    else:
-        key = torch.arange(longest)
-        keep = (key>=first[:,None]) & (key<ends[:,None])
-        options |= dict(q_offsets=ends-n, padding=PaddingMask.from_keep(keep))
-    like = [x[:1,:1].expand(b, longest, -1, -1).transpose(1, 2) for x in (k_cache,v_cache)]
+    options |= places.options(n)
+    like = [x[:1,:1].expand(b, places.longest, -1, -1).transpose(1, 2) for x in (k_cache,v_cache)]
     _check_alike(by_heads, *like)
     _check_sink(s_aux, by_heads)
     Call(by_heads, *like, **options)   # refuses before anything is written
@@ -878,22 +909,18 @@ def flash_attn_with_kvcache(
     if rotary_cos is not None or rotary_sin is not None:
         if k is None: raise ValueError("rotary_cos: expected None without k, got one")
         local = options['is_causal'] or options['window'] is not None
-        at = (sizes-first)[:,None]
+        at = (places.sizes-places.first)[:,None]
         of_new,of_q = at+torch.arange(new),at+torch.arange(n)*local
         turned = torch.cat((of_new,of_q), 1)
         _check_rotary(rotary_cos, rotary_sin, q, int(turned.max()) if turned.numel() else -1)
         k = _turned(k, rotary_cos, rotary_sin, of_new, rotary_interleaved)
         q = _turned(q, rotary_cos, rotary_sin, of_q, rotary_interleaved)
     if new:
-        at = sizes[:,None]+torch.arange(new)    # [B,new]
-        where = (row[:,None],at) if table is None else (table.gather(1, at//page),at%page)
+        where = places.of_new(new, k_cache.shape[1])
         k_cache[where] = k
         v_cache[where] = v
-
-    def held(x): # [B,M,Hkv,d]
-        if table is not None: return x[table].flatten(1, 2)[:,:longest]
-        return x[:b,:longest] if cache_batch_idx is None else x[row,:longest]
-    of_heads = (x.transpose(1, 2) for x in (q,held(k_cache),held(v_cache)))
+    held = places.read(k_cache),places.read(v_cache)
+    of_heads = (x.transpose(1, 2) for x in (q,*held))
     out,lse = _attend(*of_heads, return_softmax_lse, **options)
     return (out,lse) if return_softmax_lse else out
 

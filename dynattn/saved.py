@@ -427,7 +427,8 @@ def differences(
     "The things a run depends on that are no longer the same."
     def said(name):
         if str(now[name]).startswith('sha256:') and name in then: return f'{name} changed'
-        return f'{name} was {then.get(name)!s:.40}, is {now[name]!s:.40}'
+        before = then.get(name, 'not there')     # an option that is new, say
+        return f'{name} was {before!s:.40}, is {now[name]!s:.40}'
     return [said(name) for name in now if name not in then or then[name]!=now[name]]
 
 # %% ../nbs/39_saved.ipynb #39c30001

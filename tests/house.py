@@ -16,6 +16,13 @@ ROOMS = [            # an import goes to its own room or to an earlier one
     ('layers', 'saved configs cache modules probe parallel flash_attn everywhere'),
     ('library', 'options hf survey'),
     ('programs', 'texts runs command train narrow export audit')]
+ASKED = dict(        # of who made a list longer
+    upward='import from chapters with a lower number', lazy='import at the top of the module',
+    circles='let one of them not import the other', folders='let one of them not import the other',
+    downstairs='import from the same room or an earlier one', homeless='give the module a room',
+    borrowed='use a public name of the other module', packed='write an assignment for each value, or a record with names',
+    unused='leave the import out', unread='leave the argument out, or read it',
+    idle='let a module read the field (`c.name`), or leave it out: its bounds alone change nothing')
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 @dataclass
@@ -190,7 +197,7 @@ def counts(found): return {name: len(x) for name,x in found.items()}
 if __name__=='__main__':
     now = found()
     for name,x in now.items():
-        print(f'{name:12} {len(x)}')
+        print(f'{name:12} {len(x)}' + (f'   {ASKED[name]}' if x else ''))
         print(*(f'    {line}' for line in x), sep='\n')
     if '--lower' in sys.argv:
         ceiling = json.loads(CEILING.read_text()) if CEILING.exists() else counts(now)

@@ -67,7 +67,7 @@ def changed(a, b):
 
 def forgotten(stored, fresh):
     "What is wrong where a cell shows something and nothing is stored: a page would show the code and no value"
-    return 'nothing is stored of what it shows' if not stored and (any(said(fresh)) or pictures(fresh)) else ''
+    return 'nothing is stored of what it shows, which --store writes' if not stored and (any(said(fresh)) or pictures(fresh)) else ''
 
 def executed(path):
     "The notebook as stored, and its cells after a run by nbdev's flags"

@@ -53,6 +53,10 @@ def test_every_smoothing_is_named_where_a_window_is_made():
 @pytest.mark.parametrize('name', search.SMOOTHINGS)
 def test_the_oracle_has_the_formula_of_every_smoothing(name):
     "One that it had not was a Gaussian to it, and a hundred random calls did not draw it"
+    made = search.of_ones(search.SMOOTHINGS[name])
+    usual = None if search.needs_threshold(type(made)) else made.check(None)
+    assert made.inclusive==(name in oracle.ENDS_BEHIND), f'ENDS_BEHIND of tests/oracle.py: expected {name} {"" if made.inclusive else "not "}to be there'
+    assert usual==oracle.THRESHOLDS.get(name), f'THRESHOLDS of tests/oracle.py: expected {usual} for {name}'
     kind,sigma,offsets = search.SMOOTHINGS[name],torch.tensor([.2, 1.7, 6.], dtype=torch.float64),torch.arange(-12, 13)
     cuts = [.3] if search.needs_threshold(kind) else [None, .3] if kind.curved else [None]
     for number,cut,curve in product((.5, 3.), cuts, ('bell','normal') if kind.curved else ('bell',)):

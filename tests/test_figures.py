@@ -118,7 +118,8 @@ def test_a_figure_that_nothing_holds_is_found(reads, loose):
 def test_a_caption_has_a_picture(page):
     "What a caption or an alt text describes is stored beside it, where both can be compared."
     captioned = [(i, cell) for i,cell in enumerate(PAGES[page]) if re.search(r'(?m)^#\| fig-(?:alt|cap):', ''.join(cell['source']))]
-    assert [i for i,cell in captioned if not any('image/png' in o.get('data', {}) for o in cell['outputs'])]==[]
+    bare = [i for i,cell in captioned if not any('image/png' in o.get('data', {}) for o in cell['outputs'])]
+    assert not bare, f'no picture is stored in the cells {bare}: python tests/outputs.py --store nbs/{page}'
 
 def test_what_is_given_is_told():
     "No number stays in `GIVEN` when its sentence has gone, or when the page shows it"

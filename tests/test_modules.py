@@ -730,11 +730,12 @@ def test_a_word_for_widths_is_written_once_and_explained_everywhere(monkeypatch)
     "A new word was refused by `dynattn train`, which had a list of its own, and help named the old two"
     from dynattn.modules import WIDTHS
     from dynattn.train.training import TrainConfig
-    for word in WIDTHS:
-        for f in (MultiheadAttention, convert, dynattn.EncoderLayer, dynattn.EncoderConfig, TrainConfig):
-            assert word in inspect.getdoc(f), f'{word} in the comment of `window` of {f.__name__}'
+    public = MultiheadAttention, convert, dynattn.EncoderLayer, dynattn.EncoderConfig, TrainConfig
+    silent = [f'{word!r} in {f.__module__}.{f.__name__}' for word in WIDTHS for f in public if word not in inspect.getdoc(f)]
+    assert not silent, f'the comments of `window` do not name them: {silent}'
+    known = ', '.join(map(repr, WIDTHS))
     monkeypatch.setitem(WIDTHS, 'alike', lambda heads, dim, init_width: dynattn.SigmaParameter(1, init_width=init_width))
     TrainConfig(window='alike').check()
     layer = MultiheadAttention(8, 2, window='alike', init_width=3.)
     assert layer.sigma_head().tolist()==[3.] and layer.new_cache()
-    with pytest.raises(ValueError, match="window: expected 'learned', 'predicted', 'alike', an int"): MultiheadAttention(8, 2, window='other')
+    with pytest.raises(ValueError, match=f"window: expected {known}, 'alike', an int"): MultiheadAttention(8, 2, window='other')

@@ -38,14 +38,33 @@ def test_search_finds_nothing_in_ten_minutes():
     today = datetime.date.today().toordinal()
     assert finds_nothing('--minutes', 10, '--examples', 300, '--seed', 10**6*today)>=100
 
+def drawn_options(): return {*re.findall(r"args\['(\w+)'\]", inspect.getsource(search.draw_options))}
+
 def test_every_argument_is_drawn_or_has_a_test_of_its_own():
     "Three options were drawn neither right nor wrong, though the search said that it draws all"
     arguments = {*inspect.signature(dynattn.attention).parameters}
-    drawn = {*re.findall(r"args\['(\w+)'\]", inspect.getsource(search.draw_options))} | {'q', 'k', 'v', 'impl'}
+    drawn = drawn_options() | {'q', 'k', 'v', 'impl'}
     of_their_own = (ROOT/'tests/test_key_texts.py').read_text(encoding='utf-8')
     silent = [name for name in sorted(arguments-drawn) if not re.search(rf"options\['{name}'\]|\b{name}=", of_their_own)]
     assert not silent, f'draw_options of tests/search.py and tests/oracle.py do not have them: {silent}'
-    assert not arguments-search.SPOILED.keys(), 'SPOILED of tests/search.py has no wrong values for them'
+    unspoiled = sorted(arguments-search.SPOILED.keys())
+    assert not unspoiled, f'SPOILED of tests/search.py has no wrong values for them: {unspoiled}'
+
+def lacks():
+    "impl -> the options that it does not have"
+    from dynattn.engine import ops, plain
+    yield 'sdpa',ops._LACKS
+    yield 'banded',plain.LACKS
+    try: from dynattn.engine.triton import primitives
+    except ImportError: return
+    yield 'triton',primitives._LACKS
+
+@pytest.mark.parametrize('impl, options', lacks())
+def test_the_search_lets_an_engine_refuse_what_it_lacks(impl, options):
+    "A new option was drawn right and wrong, and the search took the refusal of PyTorch's attention for a fault"
+    q = torch.zeros(1, 1, 1, 1)
+    demanded = [name for name in options.keys() & drawn_options() if search.serves(impl, None, {'q': q, 'v': q, name: 1.})]
+    assert not demanded, f'`serves` of tests/search.py asks {impl} for what it lacks: {demanded}'
 
 # ---------------------------------------------------------------- the oracle
 

@@ -162,11 +162,16 @@ def test_examples_stand_in_the_order_of_the_page():
 
 def test_a_figure_without_words_or_in_a_solution_stops_the_build():
     cell = build_site.mk_cell('draw()', 'code')
-    with pytest.raises(ValueError, match='fig-alt'): build_site.figure(cell, {}, '1.1')
+    with pytest.raises(ValueError, match='fig-alt'): build_site.figure(cell, {}, '1.1', 'figure-1.1')
     with pytest.raises(ValueError, match='solution'):
-        build_site.figure(cell, {'fig-alt': 'A bar', 'code-summary': 'Solution'}, '1.1')
+        build_site.figure(cell, {'fig-alt': 'A bar', 'code-summary': 'Solution'}, '1.1', 'figure-1.1')
     cell.outputs = [{}, {}]
-    with pytest.raises(ValueError, match='something else'): build_site.figure(cell, {'fig-alt': 'A bar'}, '1.1')
+    with pytest.raises(ValueError, match='something else'): build_site.figure(cell, {'fig-alt': 'A bar'}, '1.1', 'figure-1.1')
+
+def test_no_two_figures_of_the_site_have_one_label():
+    "The second page of the guide with a figure was a warning of Sphinx, which ends the build"
+    labels = [next(build_site.figures(book.Path(p)))[1] for p in ('guide/01_yours.ipynb', 'guide/09_padding.ipynb', '01_padding.ipynb', 'hf/43_masks.ipynb')]
+    assert labels==['figure-yours-1', 'figure-padding-1', 'figure-01.1', 'figure-43.1']
 
 def test_the_page_for_missing_pages_works_at_any_depth(site):
     "The host shows it at the missing address, so its links begin at the root of the host; each reaches a file"

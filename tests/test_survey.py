@@ -142,7 +142,15 @@ def test_a_chapter_links_the_papers_of_its_cards(path):
     "What is built stands beside its source."
     text = '\n'.join(sections(path))
     sources = re.findall(r'info = Info\("[^)]*?"(\d{4}\.\d{4,5})"', text)
-    assert sources and not [source for source in sources if f'arxiv.org/abs/{source}' not in text]
+    unlinked = [source for source in sources if f'arxiv.org/abs/{source}' not in text]
+    assert sources and not unlinked, f'no section of the chapter links https://arxiv.org/abs/… of {unlinked}'
+
+
+def test_the_paper_of_every_system_is_on_the_list():
+    "Chapter 99 let a system pass whose number stood on its card alone"
+    listed = (NBS / '99_references.ipynb').read_text(encoding='utf-8')
+    missing = sorted({c.info.source for c in SYSTEMS if f'| {c.info.source}' not in listed and c.info.source})
+    assert not missing, f'PAPERS of chapter 99 has no line of {missing}'
 
 
 FIGURE = re.compile(r'(?m)^#\| fig-alt: .{40,}\n#\| fig-cap: .{20,}')

@@ -1,5 +1,5 @@
 "What the notebooks cannot hold of files, training and the command: processes that are stopped, killed and resumed, and exit statuses."
-import errno, json, os, pty, random, re, shutil, signal, socket, subprocess, sys, termios, threading, time
+import errno, json, os, pty, random, re, shlex, shutil, signal, socket, subprocess, sys, termios, threading, time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,16 +76,13 @@ def test_a_signal_between_two_checkpoints_and_resume_gives_the_same_bits(tree, w
 def test_sigterm_ends_every_verb_with_a_line_and_a_status(capsys):
     "It was the system's default in all but narrow, judge and export."
     from dynattn.runs import VERBS
-    words = dict(audit=['m'], train=[], predict=['f'], windows=['f'], narrow=['m', '--data=d', '--out=o'], judge=['m', '--data=d'],
-                 export=['m', '--out=o'], look=['m', '--text=t', '--out=o'], survey=[])
-    assert words.keys()==VERBS.keys()
     def run(a):
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError('it went on')
     for name in VERBS:
         with pytest.MonkeyPatch.context() as patched:
             patched.setitem(VERBS, name, VERBS[name]._replace(run=run))
-            assert main([name, *words[name]])==143
+            assert main(shlex.split(VERBS[name].example)[1:])==143     # of the help
         assert capsys.readouterr().err=='dynattn: interrupted\n'
         assert signal.getsignal(signal.SIGTERM)==signal.SIG_DFL
 

@@ -400,7 +400,8 @@ def switch(
     if bad or not attention_layers(model):
         got = bad[0] if bad else type(model).__name__
         raise ValueError("model: expected attention that goes through transformers' interface, "
-                         f"got {got}, which computes its own and would ignore 'dynattn'")
+                         f"got {got}, which computes its own, or asks for it outside of its "
+                         "layers' `forward`, and would ignore 'dynattn'")
     configs = {name: part_config(model, name) for name in attention_layers(model)}
     lost = [name for name,config in configs.items() if config is None]
     if lost:

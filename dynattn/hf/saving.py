@@ -144,6 +144,14 @@ def _of_no_model(config):
 
 _WHERE = ('cache_dir','force_download','local_files_only','proxies','revision','subfolder','token')
 
+def _config_of(place, cls, where): # the class that is asked for, or None
+    "The configuration of a folder; that of a class of one's own, which transformers has on no list."
+    try: return AutoConfig.from_pretrained(place, **where)
+    except ValueError:
+        own = getattr(cls, 'config_class', None)
+        if own is None: raise
+        return own.from_pretrained(place, **where)
+
 def _check_asked(folder, config, kwargs):
     "Raise where there is nothing of ours to load, or where it cannot be loaded as asked."
     if not any(getattr(c, 'dynattn', None) for c in _with_parts(config)):
@@ -174,7 +182,7 @@ def load(
         if of_gguf:
             raise ValueError("folder: expected a checkpoint with windows or alpha, "
                              f"got the GGUF file {folder}")
-        config = AutoConfig.from_pretrained(place, **{k: kwargs[k] for k in _WHERE if k in kwargs})
+        config = _config_of(place, cls, {k: kwargs[k] for k in _WHERE if k in kwargs})
     else: config = kwargs['config'] = _of_no_model(config)
     _check_asked(folder, config, kwargs)
     cls = _class_for(cls, config)
