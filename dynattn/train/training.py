@@ -260,8 +260,7 @@ class Trainer:
             width=j['widths'].mean().item(),
             alpha=j['alphas'].mean().item(),
             ms=statistics.median(self.ms or [0]))
-        if not math.isfinite(row['valid_loss']):
-            raise ValueError("valid_loss: expected finite, got no number")
+        if not math.isfinite(row['valid_loss']): raise self._lost()
         better = row['valid_loss']<self.best
         if better: self.best = row['valid_loss']
         self.since = 0 if better else self.since+1
@@ -317,15 +316,18 @@ class Trainer:
             self.acc.scaler.load_state_dict(state['scaler'])
         for name in (*_PLACE, 'ms'): setattr(self, name, state[name])
 
+    def _lost(self): # -> UserError
+        "What a loss that is no number ends in, in one line."
+        said = f"{self.run.folder}: the loss of step {self.step} is not a finite number"
+        return UserError(f"{said}; try a smaller --lr than {self.c.lr:g}, with another --out")
+
     @contextmanager
     def finite(self):
-        "A value of the block that is not finite is an error in one line."
+        "The same where a window of the block refuses its width."
         try: yield
         except ValueError as e:
             if 'expected finite' not in str(e): raise
-            said = f"{self.run.folder}: the loss of step {self.step} is not a finite number"
-            remedy = f"try a smaller --lr than {self.c.lr:g}, with another --out"
-            raise UserError(f"{said}; {remedy}") from e
+            raise self._lost() from e
 
     def fit(self, callbacks=(), # functions `f(moment, t, x)`
     ) -> None:
@@ -345,8 +347,7 @@ class Trainer:
                 if self.acc.num_processes>1: # any of them
                     mine = torch.tensor([lost], device=self.acc.device)
                     lost = self.acc.gather(mine).any()
-                with self.finite():
-                    if lost: raise ValueError("loss: expected finite, got no number")
+                if lost: raise self._lost()
                 if self.step%self.c.every==0: self.save()
             with self.finite(): self.end_epoch(callbacks)
             self.save()
