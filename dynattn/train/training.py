@@ -317,7 +317,7 @@ class Trainer:
         for name in (*_PLACE, 'ms'): setattr(self, name, state[name])
 
     def _lost(self): # -> UserError
-        "What a loss that is no number ends in, in one line."
+        "The error of a loss that is no number, in one line."
         said = f"{self.run.folder}: the loss of step {self.step} is not a finite number"
         return UserError(f"{said}; try a smaller --lr than {self.c.lr:g}, with another --out")
 
