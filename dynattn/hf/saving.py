@@ -145,7 +145,7 @@ def _of_no_model(config):
 _WHERE = ('cache_dir','force_download','local_files_only','proxies','revision','subfolder','token')
 
 def _config_of(place, cls, where): # the class that is asked for, or None
-    "The configuration of a folder; that of a class of one's own, which transformers has on no list."
+    "The configuration of a folder, or that of a class which transformers has on no list."
     try: return AutoConfig.from_pretrained(place, **where)
     except ValueError:
         own = getattr(cls, 'config_class', None)
